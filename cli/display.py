@@ -1,0 +1,88 @@
+"""Progress on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sfdd.progress import Progress, ProgressCallback
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress() -> Iterator[ProgressCallback]:
+    """Give the callback that a stage reports to."""
+    if sys.stderr.isatty():
+        with _bar() as show:
+            yield show
+    else:
+        yield _lines()
+
+
+def describe(moment: Progress, seconds: float) -> str:
+    """Speed, time left and figures of a moment, after `seconds` of work."""
+    parts = []
+    speed = (moment.done - moment.resumed) / seconds if seconds > 0 else 0.0
+    if speed:
+        parts.append(f"{speed:.3g} {moment.unit}/s")
+    if moment.tokens and seconds > 0:
+        parts.append(f"{moment.tokens / seconds:,.0f} tokens/s")
+    if moment.total is not None and speed:
+        parts.append(f"{_duration((moment.total - moment.done) / speed)} left")
+    parts += [f"{name} {value}" for name, value in moment.figures.items()]
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _lines() -> ProgressCallback:
+    started = last = time.monotonic()
+
+    def show(moment: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _SECONDS_BETWEEN_LINES and moment.done != moment.total:
+            return
+        last = now
+        of = f"/{moment.total}" if moment.total is not None else ""
+        print(
+            f"{moment.stage}: {moment.done}{of} {moment.unit}, {describe(moment, now - started)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return show
+
+
+@contextmanager
+def _bar() -> Iterator[ProgressCallback]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as bar:
+        started = time.monotonic()
+        tasks = {}
+
+        def show(moment: Progress) -> None:
+            if moment.stage not in tasks:
+                tasks[moment.stage] = bar.add_task(moment.stage, total=moment.total, text="")
+            bar.update(
+                tasks[moment.stage],
+                completed=moment.done,
+                total=moment.total,
+                text=describe(moment, time.monotonic() - started),
+            )
+
+        yield show

@@ -1,0 +1,65 @@
+"""`sfdd`: the commands, and how a mistake, an interruption and a bug end."""
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sfdd import __version__
+from sfdd.errors import SfddError
+
+
+class _Commands(TyperGroup):
+    """Turns a user's mistake into one sentence and Ctrl-C into advice; a bug keeps its traceback."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SfddError as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo(
+                "\nInterrupted. What was finished is kept: run the same command again to continue.",
+                err=True,
+            )
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"sfdd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def sfdd(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback for every error.")
+    ] = False,
+) -> None:
+    """Train draft models on the half of the data that teaches them.
+
+    score -> filter -> train-draft -> eval, sharing one run directory (--run, or SFDD_RUN).
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.DEBUG if debug else logging.WARNING, format="%(message)s"
+    )

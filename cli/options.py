@@ -1,0 +1,70 @@
+"""Options that several commands share, and the configuration file behind them."""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _load_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Take defaults from the command's table: a flag or environment variable still wins."""
+    if path is None or ctx.resilient_parsing:
+        return path
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"cannot read {path}: {error}") from error
+    table = tables.get(ctx.info_name or "", {})
+    known = [p.name for p in ctx.command.params if p.name not in (None, "config")]
+    settings = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known))}"
+            )
+            raise typer.BadParameter(f"{path}, [{ctx.info_name}]: unknown key {key!r}{hint}")
+    ctx.default_map = {**(ctx.default_map or {}), **settings}
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        callback=_load_config,
+        is_eager=True,
+        help="TOML file with a table per command; flags and environment win.",
+    ),
+]
+Run = Annotated[
+    Path, typer.Option("--run", envvar="SFDD_RUN", help="Run directory that the commands share.")
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        envvar="SFDD_TARGET",
+        help="Target model: directory, GGUF file, hub id, or 'smollm2'.",
+    ),
+]
+OptionalTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", envvar="SFDD_TARGET", help="Target model; default: the one of the run."
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="auto (float32 on a CPU), float32, bfloat16 or float16.")
+]
+AttnImplementation = Annotated[
+    str | None, typer.Option("--attn-implementation", help="Passed to transformers: sdpa, eager …")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the target.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again instead of continuing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

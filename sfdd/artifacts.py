@@ -1,0 +1,164 @@
+"""The run directory, provenance and safe writing: how results survive and prove what they are.
+
+Every artifact records where it came from (target, tokenizer, template, data, settings, versions) and
+is checked against that when it is read, so scores of one target never filter data for another. Files
+appear whole or not at all: they are written beside their destination and renamed into place.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sfdd.errors import ArtifactError
+
+DEFAULT_RUN = Path("runs/default")
+_RECORDED_PACKAGES = ("sfdd", "torch", "transformers", "tokenizers", "pyarrow")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths that the commands share, so that the common path repeats no argument."""
+
+    root: Path = DEFAULT_RUN
+
+    @property
+    def scores(self) -> Path:
+        return self.root / "scores.parquet"
+
+    @property
+    def shards(self) -> Path:
+        """Finished pieces of a score table that is still being made."""
+        return self.root / "scores.partial"
+
+    @property
+    def selection(self) -> Path:
+        return self.root / "selection.parquet"
+
+    @property
+    def distilled(self) -> Path:
+        """One file per source, under the source's own file name."""
+        return self.root / "distilled"
+
+    @property
+    def drafter(self) -> Path:
+        return self.root / "drafter"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "eval.json"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an artifact came from.
+
+    `identity` holds what must be equal for the artifact to be reused (target fingerprint, template,
+    dtype, maximum length …); `about` is for the reader (data files, resolved settings, versions).
+    """
+
+    identity: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def differences(self, other: "Provenance") -> list[str]:
+        """Names and values of the identity fields in which `other` differs from this one."""
+        names = [*self.identity, *(name for name in other.identity if name not in self.identity)]
+        return [
+            f"{name} (was {self.identity.get(name)}, now {other.identity.get(name)})"
+            for name in names
+            if self.identity.get(name) != other.identity.get(name)
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps({"identity": dict(self.identity), "about": dict(self.about)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Provenance":
+        """Inverse of `to_json`; raises ValueError for anything else."""
+        try:
+            value = json.loads(text)
+            return cls(dict(value["identity"]), dict(value["about"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a provenance record ({error})") from error
+
+
+def environment() -> dict[str, Any]:
+    """Versions and platform, for the `about` part of a provenance."""
+    versions = {}
+    for package in _RECORDED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+    }
+
+
+@contextmanager
+def atomic_path(destination: Path) -> Iterator[Path]:
+    """Give a temporary path beside `destination`; rename it there on success, delete it on failure.
+
+    The data are flushed to disk before the rename, so after a crash `destination` is either the old
+    file or the whole new one.
+
+    Raises:
+        ArtifactError: the folder cannot be made or written, or the disk is full.
+    """
+    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, destination)
+    except OSError as error:
+        raise ArtifactError(
+            f"Cannot write {destination}: {error.strerror or error}. "
+            "Free the disk or choose another place with --run; what was finished is kept."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(destination: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    with atomic_path(destination) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def ensure_writable(directory: Path) -> None:
+    """Fail before hours of work, not after them, when `directory` cannot be written."""
+    write_text(directory / ".writable", "")
+    (directory / ".writable").unlink(missing_ok=True)
+
+
+def digest_bytes(data: bytes) -> str:
+    """A short, stable identity of `data` (128 bits, hexadecimal)."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """`digest_bytes` of a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return digest_bytes(text.encode("utf-8", errors="surrogatepass"))
+
+
+def digest_files(paths: list[Path]) -> str:
+    """Identity of the contents and names of some files; reads every byte."""
+    whole = hashlib.blake2b(digest_size=16)
+    for path in sorted(paths):
+        with path.open("rb") as handle:
+            file_digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        whole.update(f"{path.name}\0{file_digest}\0".encode())
+    return whole.hexdigest()

@@ -1,0 +1,78 @@
+"""What passes from a chat data set to the target: a conversation, then its tokens and loss mask."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+TokenArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+MaskArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+class SkipReason(StrEnum):
+    """Why a record was read but not scored. A record's `reason` is this, or this and ': detail'."""
+
+    UNREADABLE = "unreadable"
+    NOT_A_CONVERSATION = "not_a_conversation"
+    UNKNOWN_ROLE = "unknown_role"
+    EMPTY = "empty_conversation"
+    NO_ASSISTANT = "no_assistant_turn"
+    TEMPLATE_ERROR = "template_error"
+    TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"
+    NO_SUPERVISED_TOKENS = "no_supervised_tokens"
+    NON_FINITE = "non_finite"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a record stands: the source as the user named it, and its 0-based position there."""
+
+    source: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.row}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A record that cannot be used, and why."""
+
+    origin: Origin
+    id: str
+    reason: str
+    content_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One record as the chat template takes it: messages of `role` and `content`."""
+
+    origin: Origin
+    id: str
+    messages: tuple[dict[str, Any], ...]
+    content_hash: str
+
+
+@dataclass(frozen=True)
+class TokenizedConversation:
+    """A rendered conversation; `loss_mask[t]` is True where token t is supervised.
+
+    Supervised tokens are what the target would generate: the content of every assistant turn and its
+    end-of-turn token. Position 0 is never supervised, since nothing predicts it.
+    """
+
+    origin: Origin
+    id: str
+    input_ids: TokenArray  # [T]
+    loss_mask: MaskArray  # [T]
+    content_hash: str = ""
+    truncated: bool = field(default=False)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_supervised_tokens(self) -> int:
+        return int(self.loss_mask.sum())

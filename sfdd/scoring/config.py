@@ -1,0 +1,40 @@
+"""What `sfdd score` can be told, and what it does when told nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sfdd.artifacts import DEFAULT_RUN
+from sfdd.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """Settings of one scoring run.
+
+    Attributes:
+        data: files, saved data sets or hub ids.
+        target: local directory, GGUF file, hub id, or `smollm2`.
+        max_length: tokens kept of a conversation; a longer one is cut there and flagged.
+        batch_tokens: padded tokens per forward pass.
+        token_scores: also store the flatness of every supervised token.
+        overwrite: start again instead of continuing or refusing.
+    """
+
+    data: tuple[str, ...]
+    target: str
+    run: Path = DEFAULT_RUN
+    max_length: int = 4096
+    batch_tokens: int = 4096
+    dtype: str = "auto"
+    device: str = "auto"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    token_scores: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise UsageError("No data set given. Name at least one file, folder or hub id.")
+        for name in ("max_length", "batch_tokens"):
+            if getattr(self, name) < 2:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 2.")

@@ -1,0 +1,168 @@
+"""A target model on the transformers backend: its body, its head, and the statistics of its tokens.
+
+The body turns token ids into last hidden states; the head turns hidden states into logits. Keeping them
+apart lets the head run only where a token is supervised, a few rows at a time: a [B, T, V] tensor of
+logits never exists.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.errors import TargetError
+from sfdd.targets.body import run_body
+from sfdd.targets.loading import TargetSource, tokenizer_identity
+from sfdd.targets.statistics import STATISTICS, TokenStats, as_token_stats, logits_statistics
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
+# statistics; a GPU is given more rows, since it wants few large kernels.
+_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+
+
+class _ReturnStates(nn.Module):
+    """Stands in for the body of a model whose hidden states are known already."""
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+class TransformersTarget:
+    """A frozen causal language model and its tokenizer."""
+
+    def __init__(
+        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source: TargetSource
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.source = source
+        prefix = model.base_model_prefix
+        if not isinstance(getattr(model, prefix, None), nn.Module):
+            raise TargetError(
+                f"Target {source.name} ({type(model).__name__}) does not separate its body from its "
+                "language-model head in a way sfdd knows. Use a decoder-only text model."
+            )
+        self._body = getattr(model, prefix)
+        # The model's own forward minus its body: logit scaling and soft-capping included, for every
+        # architecture, without knowing any.
+        self._head = copy.copy(model)
+        self._head._modules = {**model._modules, prefix: _ReturnStates()}
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> "TransformersTarget":
+        """Load by directory, GGUF file, hub id or `smollm2`; see `TargetSource` for errors."""
+        source = TargetSource(name, trust_remote_code)
+        tokenizer = source.load_tokenizer()
+        return cls(source.load_model(dtype, device, attn_implementation), tokenizer, source)
+
+    @property
+    def config(self) -> "PreTrainedConfig":
+        """The text model's configuration."""
+        return self.model.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embedding.weight.shape[-1]
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the width of the logits, which may exceed the tokenizer's vocabulary."""
+        return self.model.get_output_embeddings().weight.shape[0]
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The input embeddings, frozen."""
+        return self.model.get_input_embeddings()
+
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """What must be equal for two targets to give the same scores."""
+        return {
+            "target": self.source.fingerprint(self.model),
+            **tokenizer_identity(self.tokenizer),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "vocab_size": self.vocab_size,
+        }
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,  # [B, T]
+        attention_mask: Tensor | None = None,  # [B, T], 1 = token
+        cache: "Cache | None" = None,
+    ) -> Tensor:
+        """Last hidden states [B, T, H], after the final norm: what the head reads; see `run_body`."""
+        return run_body(self._body, input_ids=input_ids, attention_mask=attention_mask, cache=cache)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Hidden states [N, H] -> float32 logits [N, V], post-processed as the model itself does."""
+        states = hidden_states.to(self.model.dtype)[None]
+        return self._head(inputs_embeds=states, use_cache=False).logits[0].float()
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """How many rows of logits fit in one chunk."""
+        return max(1, _CHUNK_BYTES.get(self.device.type, 2**26) // (4 * self.vocab_size))
+
+    @torch.inference_mode()
+    def token_stats(
+        self, batch: Sequence[TokenizedConversation], padding_side: str = "right"
+    ) -> list[TokenStats]:
+        """One forward pass over some conversations; statistics of every supervised token.
+
+        The distribution scored for supervised token t is the one at position t - 1, which predicts it.
+        """
+        input_ids, attention_mask, starts = self._pad(batch, padding_side)
+        hidden = self.hidden_states(input_ids, attention_mask)  # [B, T, H]
+        rows, columns = [], []
+        for row, (conversation, start) in enumerate(zip(batch, starts, strict=True)):
+            supervised = conversation.loss_mask.nonzero()[0] + start
+            columns.append(torch.from_numpy(supervised))
+            rows.append(torch.full((len(supervised),), row))
+        row, column = torch.cat(rows).to(self.device), torch.cat(columns).to(self.device)
+        predicting = hidden[row, column - 1]  # [N, H]
+        next_ids = input_ids[row, column]  # [N]
+        del hidden
+        values = torch.empty(len(STATISTICS), len(next_ids), device=self.device)  # [6, N]
+        for start in range(0, len(next_ids), self.rows_per_chunk):
+            chunk = slice(start, start + self.rows_per_chunk)
+            values[:, chunk] = logits_statistics(self.logits(predicting[chunk]), next_ids[chunk])
+        counts = [len(part) for part in rows]
+        return [as_token_stats(part) for part in values.cpu().split(counts, dim=1)]
+
+    def _pad(
+        self, batch: Sequence[TokenizedConversation], side: str
+    ) -> tuple[Tensor, Tensor | None, list[int]]:
+        """input_ids [B, T], attention mask [B, T] where one is needed, first column of each row."""
+        width = max(map(len, batch))
+        input_ids = torch.zeros(
+            len(batch), width, dtype=torch.int64
+        )  # any id pads: it is never read
+        starts = [width - len(c) if side == "left" else 0 for c in batch]
+        for row, (conversation, start) in enumerate(zip(batch, starts, strict=True)):
+            ids = torch.from_numpy(conversation.input_ids)
+            input_ids[row, start : start + len(ids)] = ids
+        attention_mask = None
+        if side == "left":
+            attention_mask = torch.arange(width) >= torch.tensor(starts)[:, None]
+            attention_mask = attention_mask.long().to(self.device)
+        return input_ids.to(self.device), attention_mask, starts
