@@ -1,10 +1,16 @@
-"""Progress on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+"""What a person sees: results on stdout; progress on stderr, as a bar or as plain lines."""
 
+import dataclasses
+import json
+import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from sfdd.artifacts import DEFAULT_RUN
 from sfdd.progress import Progress, ProgressCallback
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -86,3 +92,22 @@ def _bar() -> Iterator[ProgressCallback]:
             )
 
         yield show
+
+
+def print_json(report: Any) -> None:
+    """A report as one JSON object on stdout."""
+    print(json.dumps(dataclasses.asdict(report), default=str, ensure_ascii=False))
+
+
+def print_table(title: str, rows: Mapping[str, str]) -> None:
+    """A report for people on stdout."""
+    width = max(map(len, rows))
+    print(title)
+    for name, value in rows.items():
+        print(f"  {name:<{width}}  {value}")
+
+
+def hint(command: str, run: Path) -> None:
+    """The next command to run, on stderr."""
+    where = "" if run == DEFAULT_RUN else f" --run {shlex.quote(str(run))}"
+    print(f"Next: {command}{where}", file=sys.stderr)

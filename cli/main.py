@@ -1,6 +1,7 @@
 """`sfdd`: the commands, and how a mistake, an interruption and a bug end."""
 
 import logging
+import os
 import sys
 from typing import Annotated, Any
 
@@ -9,6 +10,10 @@ from typer.core import TyperGroup
 
 from sfdd import __version__
 from sfdd.errors import SfddError
+
+from .eval import eval_draft
+from .filter import filter_data
+from .score import score
 
 
 class _Commands(TyperGroup):
@@ -60,6 +65,13 @@ def sfdd(
 
     score -> filter -> train-draft -> eval, sharing one run directory (--run, or SFDD_RUN).
     """
+    if not sys.stderr.isatty():  # transformers heeds it, too
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(
         stream=sys.stderr, level=logging.DEBUG if debug else logging.WARNING, format="%(message)s"
     )
+
+
+app.command()(score)
+app.command("filter")(filter_data)
+app.command("eval")(eval_draft)

@@ -77,7 +77,8 @@ class Provenance:
         ]
 
     def to_json(self) -> str:
-        return json.dumps({"identity": dict(self.identity), "about": dict(self.about)}, indent=2)
+        record = {"identity": dict(self.identity), "about": dict(self.about)}
+        return json.dumps(record, indent=2, ensure_ascii=False, default=str)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Provenance":
@@ -121,7 +122,7 @@ def atomic_path(destination: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        os.replace(temporary, destination)
+        temporary.replace(destination)
     except OSError as error:
         raise ArtifactError(
             f"Cannot write {destination}: {error.strerror or error}. "
@@ -162,3 +163,25 @@ def digest_files(paths: list[Path]) -> str:
             file_digest = hashlib.file_digest(handle, "sha256").hexdigest()
         whole.update(f"{path.name}\0{file_digest}\0".encode())
     return whole.hexdigest()
+
+
+PARQUET_METADATA_KEY = b"sfdd.provenance"
+
+
+def read_parquet_provenance(path: Path) -> Provenance:
+    """The provenance in a Parquet file's schema metadata.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or not made by sfdd.
+    """
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist. Run the command that makes it first.")
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        return Provenance.from_json(metadata[PARQUET_METADATA_KEY])
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(
+            f"{path} is damaged or was not written by sfdd ({error}). Make it again."
+        ) from error

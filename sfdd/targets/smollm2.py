@@ -19,6 +19,7 @@ _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def cache_directory() -> Path:
+    """Where the converted model is kept: under `$XDG_CACHE_HOME`, else `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sfdd" / "smollm2-135m-instruct"
 

@@ -40,6 +40,10 @@ class TokenStats:
     def __len__(self) -> int:
         return len(self.flatness)
 
+    def all_finite(self) -> bool:
+        """False where the target's logits were infinite or not a number."""
+        return all(bool(np.isfinite(getattr(self, name)).all()) for name in STATISTICS)
+
     def means(self) -> dict[str, float]:
         """Conversation-level value of every metric: the mean over its supervised tokens (Eq. 8)."""
         return {name: float(getattr(self, name).mean(dtype=np.float64)) for name in STATISTICS}

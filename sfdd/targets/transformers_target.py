@@ -133,21 +133,17 @@ class TransformersTarget:
         """
         input_ids, attention_mask, starts = self._pad(batch, padding_side)
         hidden = self.hidden_states(input_ids, attention_mask)  # [B, T, H]
-        rows, columns = [], []
-        for row, (conversation, start) in enumerate(zip(batch, starts, strict=True)):
-            supervised = conversation.loss_mask.nonzero()[0] + start
-            columns.append(torch.from_numpy(supervised))
-            rows.append(torch.full((len(supervised),), row))
-        row, column = torch.cat(rows).to(self.device), torch.cat(columns).to(self.device)
-        predicting = hidden[row, column - 1]  # [N, H]
-        next_ids = input_ids[row, column]  # [N]
+        rows, columns = _supervised_positions(batch, starts)  # [N], [N]
+        rows, columns = rows.to(self.device), columns.to(self.device)
+        predicting = hidden[rows, columns - 1]  # [N, H]
+        next_ids = input_ids[rows, columns]  # [N]
         del hidden
         values = torch.empty(len(STATISTICS), len(next_ids), device=self.device)  # [6, N]
-        for start in range(0, len(next_ids), self.rows_per_chunk):
-            chunk = slice(start, start + self.rows_per_chunk)
+        for first in range(0, len(next_ids), self.rows_per_chunk):
+            chunk = slice(first, first + self.rows_per_chunk)
             values[:, chunk] = logits_statistics(self.logits(predicting[chunk]), next_ids[chunk])
-        counts = [len(part) for part in rows]
-        return [as_token_stats(part) for part in values.cpu().split(counts, dim=1)]
+        counts = [conversation.num_supervised_tokens for conversation in batch]
+        return [as_token_stats(part) for part in torch.split(values.cpu(), counts, dim=1)]
 
     def _pad(
         self, batch: Sequence[TokenizedConversation], side: str
@@ -166,3 +162,15 @@ class TransformersTarget:
             attention_mask = torch.arange(width) >= torch.tensor(starts)[:, None]
             attention_mask = attention_mask.long().to(self.device)
         return input_ids.to(self.device), attention_mask, starts
+
+
+def _supervised_positions(
+    batch: Sequence[TokenizedConversation], starts: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Row and column of every supervised token in the padded batch, conversation by conversation."""
+    columns = [
+        torch.from_numpy(conversation.loss_mask.nonzero()[0] + start)
+        for conversation, start in zip(batch, starts, strict=True)
+    ]
+    rows = [torch.full_like(column, row) for row, column in enumerate(columns)]
+    return torch.cat(rows), torch.cat(columns)

@@ -1,0 +1,78 @@
+"""`sfdd score`"""
+
+from typing import Annotated
+
+import typer
+
+from sfdd.artifacts import DEFAULT_RUN
+from sfdd.scoring.config import ScoreConfig
+
+from . import display, options
+
+_DEFAULT = ScoreConfig(data=("",), target="")
+
+
+def score(
+    data: Annotated[
+        list[str], typer.Argument(help="JSONL, JSON or Parquet files, saved data sets or hub ids.")
+    ],
+    target: options.Target,
+    run: options.Run = DEFAULT_RUN,
+    max_length: Annotated[
+        int, typer.Option(help="Tokens kept of a conversation; longer ones are cut and flagged.")
+    ] = _DEFAULT.max_length,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Padded tokens per forward pass.")
+    ] = _DEFAULT.batch_tokens,
+    token_scores: Annotated[
+        bool, typer.Option("--token-scores", help="Also store every token's flatness.")
+    ] = _DEFAULT.token_scores,
+    dtype: options.Dtype = _DEFAULT.dtype,
+    device: options.Device = _DEFAULT.device,
+    attn_implementation: options.AttnImplementation = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    overwrite: options.Overwrite = False,
+    json: options.Json = False,
+    config: options.Config = None,
+) -> None:
+    """Score every conversation by how flat the target's next-token distributions are.
+
+    Writes RUN/scores.parquet. Run again to continue an interrupted run, or after appending data.
+    """
+    settings = ScoreConfig(
+        data=tuple(data),
+        target=target,
+        run=run,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        dtype=dtype,
+        device=device,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        token_scores=token_scores,
+        overwrite=overwrite,
+    )
+    from sfdd.scoring.run import score as run_score
+
+    with display.progress() as on_progress:
+        report = run_score(settings, on_progress)
+
+    if json:
+        display.print_json(report)
+        return
+    reasons = ", ".join(f"{reason} {count}" for reason, count in report.reasons.items())
+    display.print_table(
+        f"Scored into {report.scores}",
+        {
+            "read": f"{report.read:,}",
+            "scored": f"{report.scored:,}",
+            "skipped": f"{report.skipped:,}" + (f" ({reasons})" if reasons else ""),
+            "finished earlier": f"{report.resumed:,}",
+            "truncated": f"{report.truncated:,}",
+            "tokens": f"{report.num_tokens:,}",
+            "supervised tokens": f"{report.num_supervised_tokens:,}",
+            "mean flatness": f"{report.mean_flatness:.4f}",
+            "tokens/s": f"{report.tokens_per_second:,.0f}",
+        },
+    )
+    display.hint("sfdd filter --keep 0.5", run)

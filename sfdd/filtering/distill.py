@@ -1,0 +1,47 @@
+"""The distilled data set: the kept records of every source, in the form they came in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfdd.conversations.sources import Source
+from sfdd.errors import DataError
+
+
+def check_unchanged(source: Source, fingerprints: Mapping[str, str], scored_as: str) -> None:
+    """Refuse data that are not what was scored: a row number would then mean another record."""
+    if source.fingerprint() != fingerprints.get(scored_as):
+        raise DataError(
+            f"Data set {source.name} has changed since it was scored. Run 'sfdd score' again."
+        )
+
+
+def distill(selection: pa.Table, sources: Mapping[str, Source], directory: Path) -> list[Path]:
+    """Write the kept records; one file per source, under the source's own file name.
+
+    Args:
+        selection: columns source, row and kept.
+        sources: by the name they were scored as.
+    """
+    written: list[Path] = []
+    for scored_as, source in sources.items():
+        rows = selection.filter(pc.equal(selection["source"], scored_as))
+        kept = np.zeros(len(rows), dtype=np.bool_)
+        kept[rows["row"].to_numpy()] = rows["kept"].to_numpy()
+        destination = _unused(directory / source.file_name, written)
+        source.write_kept(kept.__getitem__, destination)
+        written.append(destination)
+    return written
+
+
+def _unused(path: Path, taken: list[Path]) -> Path:
+    """Two sources in different folders may have the same file name."""
+    number = 2
+    free = path
+    while free in taken:
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        number += 1
+    return free

@@ -1,0 +1,148 @@
+"""`sfdd filter`: select by the scores, write the selection and the distilled data set."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sfdd.artifacts import (
+    PARQUET_METADATA_KEY,
+    Provenance,
+    RunDirectory,
+    atomic_path,
+    environment,
+    read_parquet_provenance,
+)
+from sfdd.conversations.sources import Source, open_source
+from sfdd.errors import ArtifactError, UsageError
+from sfdd.filtering.config import METRICS, FilterConfig
+from sfdd.filtering.distill import check_unchanged, distill
+from sfdd.filtering.selection import Selection, select
+
+
+@dataclass(frozen=True)
+class FilterReport:
+    """What was kept, in conversations and in supervised tokens; `scored` = `kept` + `dropped`."""
+
+    selection: Path
+    distilled: list[Path]
+    metric: str
+    keep: float
+    threshold: float
+    scored: int
+    skipped: int
+    kept: int
+    dropped: int
+    retention_ratio: float
+    supervised_tokens_scored: int
+    supervised_tokens_kept: int
+
+
+def filter_data(config: FilterConfig) -> FilterReport:
+    """Keep the fraction of the scored conversations that teaches a drafter most.
+
+    Raises:
+        ArtifactError: there are no scores, or they are damaged.
+        DataError: the scored data are gone or have changed.
+    """
+    run = RunDirectory(config.run)
+    scores_path = config.scores or run.scores
+    provenance = read_parquet_provenance(scores_path)
+    sources = _open_scored_data(provenance, config.data)
+    selection = select(
+        _read_scores(scores_path, config.metric), config.metric, config.keep, config.seed
+    )
+    if not selection.kept.num_rows:
+        raise ArtifactError(
+            f"{scores_path} holds no scored conversation, so there is nothing to keep. "
+            "Its column 'reason' says why each was skipped."
+        )
+    stale = _earlier_files(run)
+    distilled = distill(selection.table, sources, run.distilled)
+    _write_selection(run, selection, provenance, config, distilled)
+    for path in stale - set(distilled):
+        path.unlink(missing_ok=True)
+    return _report(run, selection, config, distilled)
+
+
+def _open_scored_data(provenance: Provenance, moved_to: tuple[str, ...]) -> dict[str, Source]:
+    """The data sets that were scored, by the name they had, checked to be the same still."""
+    locations: dict[str, str] = provenance.about["data"]
+    if moved_to and len(moved_to) != len(locations):
+        raise UsageError(
+            f"--data names {len(moved_to)} data sets, but {len(locations)} were scored: "
+            f"{', '.join(locations)}. Name all of them, in that order."
+        )
+    names = moved_to or tuple(locations.values())
+    sources = {
+        scored_as: open_source(name) for scored_as, name in zip(locations, names, strict=True)
+    }
+    for scored_as, source in sources.items():
+        check_unchanged(source, provenance.about["data_fingerprints"], scored_as)
+    return sources
+
+
+def _read_scores(path: Path, metric: str) -> pa.Table:
+    column = METRICS[metric].column
+    columns = ["id", "source", "row", "status", "reason", "num_supervised_tokens"]
+    return pq.read_table(path, columns=[*columns, *([column] if column else [])])
+
+
+def _earlier_files(run: RunDirectory) -> set[Path]:
+    """Distilled files of an earlier selection in this run."""
+    if not run.selection.exists():
+        return set()
+    about = read_parquet_provenance(run.selection).about
+    return {run.distilled / Path(name).name for name in about["distilled"]}
+
+
+def _write_selection(
+    run: RunDirectory,
+    selection: Selection,
+    scores: Provenance,
+    config: FilterConfig,
+    distilled: list[Path],
+) -> None:
+    provenance = Provenance(
+        identity={
+            **scores.identity,
+            "metric": config.metric,
+            "keep": config.keep,
+            **({"seed": config.seed} if METRICS[config.metric].column is None else {}),
+        },
+        about={
+            "target": scores.about["target"],
+            "threshold": selection.threshold,
+            "distilled": [str(path.absolute()) for path in distilled],
+            "settings": asdict(config),
+            "scores": scores.about,
+            **environment(),
+        },
+    )
+    metadata = {PARQUET_METADATA_KEY: provenance.to_json()}
+    with atomic_path(run.selection) as temporary:
+        pq.write_table(selection.table.replace_schema_metadata(metadata), temporary)
+
+
+def _report(
+    run: RunDirectory, selection: Selection, config: FilterConfig, distilled: list[Path]
+) -> FilterReport:
+    table, kept, dropped = selection.table, selection.kept, selection.dropped
+    tokens_kept = pc.sum(kept["num_supervised_tokens"]).as_py() or 0
+    tokens_dropped = pc.sum(dropped["num_supervised_tokens"]).as_py() or 0
+    return FilterReport(
+        selection=run.selection,
+        distilled=distilled,
+        metric=config.metric,
+        keep=config.keep,
+        threshold=selection.threshold,
+        scored=kept.num_rows + dropped.num_rows,
+        skipped=table.num_rows - kept.num_rows - dropped.num_rows,
+        kept=kept.num_rows,
+        dropped=dropped.num_rows,
+        retention_ratio=selection.retention_ratio,
+        supervised_tokens_scored=tokens_kept + tokens_dropped,
+        supervised_tokens_kept=tokens_kept,
+    )

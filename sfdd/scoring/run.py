@@ -1,0 +1,177 @@
+"""`sfdd score`: read, tokenize, forward, write — for every record, once."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment
+from sfdd.conversations.conversation import Skipped, TokenizedConversation
+from sfdd.conversations.pipeline import open_sources, tokenize
+from sfdd.conversations.sources import Source
+from sfdd.progress import Progress, ProgressCallback, silent
+from sfdd.scoring.batching import batches, windows
+from sfdd.scoring.config import ScoreConfig
+from sfdd.scoring.schema import SCORED, SKIPPED, score_schema, scored_row, skipped_row
+from sfdd.scoring.store import ScoreStore
+from sfdd.targets.transformers_target import TransformersTarget
+
+LOSS_MASK_RULE = "assistant content and end of turn, every assistant turn"
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """What a scoring run did; `read` = `scored` + `skipped`.
+
+    Attributes:
+        resumed: how many of `read` were finished before this process.
+        reasons: number of skipped records by reason.
+        mean_flatness: over scored conversations.
+        seconds: of this process, model loading excluded.
+        tokens_per_second: conversation tokens forwarded per second, padding not counted.
+    """
+
+    scores: Path
+    read: int
+    scored: int
+    skipped: int
+    resumed: int
+    truncated: int
+    reasons: dict[str, int]
+    num_tokens: int
+    num_supervised_tokens: int
+    mean_flatness: float
+    seconds: float
+    tokens_per_second: float
+
+
+@dataclass
+class _Counts:
+    """Running totals of this process."""
+
+    total: int
+    done: int = 0
+    resumed: int = 0
+    tokens: int = 0
+    skipped: int = 0
+
+    def moment(self) -> Progress:
+        figures = {"skipped": str(self.skipped)} if self.skipped else {}
+        return Progress(
+            "scoring", "conversations", self.done, self.total, self.tokens, figures, self.resumed
+        )
+
+
+def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreReport:
+    """Score every conversation of some data sets into the run's scores.parquet.
+
+    Raises:
+        SfddError: data or target cannot be used, or the run holds scores of other provenance.
+    """
+    sources = open_sources(config.data)
+    ensure_writable(config.run)
+    target = TransformersTarget.load(
+        config.target,
+        dtype=config.dtype,
+        device=config.device,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return score_with(target, sources, config, on_progress)
+
+
+def score_with(
+    target: TransformersTarget,
+    sources: list[Source],
+    config: ScoreConfig,
+    on_progress: ProgressCallback = silent,
+) -> ScoreReport:
+    """`score` with a target and data sets that are open already."""
+    run = RunDirectory(config.run)
+    provenance = _provenance(config, target, sources)
+    store = ScoreStore(run, score_schema(config.token_scores), provenance, config.overwrite)
+    started = monotonic()
+    with ThreadPoolExecutor(1) as background:
+        fingerprints = background.submit(lambda: {s.name: s.fingerprint() for s in sources})
+        counts = _Counts(total=sum(source.count() for source in sources))
+        records = tokenize(sources, target.tokenizer, config.max_length)
+        try:
+            for window in windows(_unfinished(records, store, counts)):
+                for batch in batches(window, config.batch_tokens):
+                    stats = target.token_stats(batch)
+                    store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
+                    counts.done += len(batch)
+                    counts.tokens += sum(map(len, batch))
+                    on_progress(counts.moment())
+        finally:
+            store.flush()
+    names = [source.name for source in sources]
+    about = {**provenance.about, "data_fingerprints": fingerprints.result()}
+    table = store.finish(names, Provenance(provenance.identity, about))
+    return _report(table, run.scores, store.resumed, counts, monotonic() - started)
+
+
+def _unfinished(
+    records: Iterable[TokenizedConversation | Skipped], store: ScoreStore, counts: _Counts
+) -> Iterator[TokenizedConversation]:
+    """Conversations that still need a forward pass; skipped records go straight to the store."""
+    for item in records:
+        if store.holds(item):
+            counts.resumed += 1
+            counts.done += 1
+        elif isinstance(item, Skipped):
+            store.add([skipped_row(item)])
+            counts.skipped += 1
+            counts.done += 1
+        else:
+            yield item
+
+
+def _provenance(
+    config: ScoreConfig, target: TransformersTarget, sources: list[Source]
+) -> Provenance:
+    return Provenance(
+        identity={
+            **target.identity,
+            "max_length": config.max_length,
+            "loss_mask": LOSS_MASK_RULE,
+            "token_scores": config.token_scores,
+        },
+        about={
+            "target": config.target,
+            "data": {source.name: source.location for source in sources},
+            "settings": asdict(config),
+            **environment(),
+        },
+    )
+
+
+def _report(
+    table: pa.Table, scores: Path, resumed: int, counts: _Counts, seconds: float
+) -> ScoreReport:
+    status = Counter(table["status"].to_pylist())
+    reasons = (reason.split(":")[0] for reason in table["reason"].to_pylist() if reason)
+    return ScoreReport(
+        scores=scores,
+        read=table.num_rows,
+        scored=status[SCORED],
+        skipped=status[SKIPPED],
+        resumed=resumed,
+        truncated=_sum(table["truncated"]),
+        reasons=dict(Counter(reasons).most_common()),
+        num_tokens=_sum(table["num_tokens"]),
+        num_supervised_tokens=_sum(table["num_supervised_tokens"]),
+        mean_flatness=pc.mean(table["flatness"]).as_py() or 0.0,
+        seconds=seconds,
+        tokens_per_second=counts.tokens / seconds,
+    )
+
+
+def _sum(column: Any) -> int:
+    return int(pc.sum(column).as_py() or 0)
