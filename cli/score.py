@@ -71,7 +71,7 @@ def score(
             "truncated": f"{report.truncated:,}",
             "tokens": f"{report.num_tokens:,}",
             "supervised tokens": f"{report.num_supervised_tokens:,}",
-            "mean flatness": f"{report.mean_flatness:.4f}",
+            "mean flatness": "-" if report.mean_flatness is None else f"{report.mean_flatness:.4f}",
             "tokens/s": f"{report.tokens_per_second:,.0f}",
         },
     )

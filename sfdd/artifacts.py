@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -129,7 +130,8 @@ def atomic_path(destination: Path) -> Iterator[Path]:
             "Free the disk or choose another place with --run; what was finished is kept."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(destination: Path, text: str) -> None:
@@ -140,8 +142,13 @@ def write_text(destination: Path, text: str) -> None:
 
 def ensure_writable(directory: Path) -> None:
     """Fail before hours of work, not after them, when `directory` cannot be written."""
-    write_text(directory / ".writable", "")
-    (directory / ".writable").unlink(missing_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ArtifactError(
+            f"Cannot write to {directory}: {error.strerror}. Choose another place with --run."
+        ) from error
 
 
 def digest_bytes(data: bytes) -> str:
@@ -156,12 +163,11 @@ def digest_json(value: Any) -> str:
 
 
 def digest_files(paths: list[Path]) -> str:
-    """Identity of the contents and names of some files; reads every byte."""
+    """Identity of the contents of some files, wherever they lie; reads every byte."""
     whole = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         with path.open("rb") as handle:
-            file_digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        whole.update(f"{path.name}\0{file_digest}\0".encode())
+            whole.update(hashlib.file_digest(handle, "sha256").digest())
     return whole.hexdigest()
 
 

@@ -3,6 +3,11 @@
 `smollm2` is the embedded 135M model; tests that use it skip where it cannot be had.
 """
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
 from pathlib import Path
 
 import pytest

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sfdd.artifacts import atomic_path, digest_files
@@ -232,8 +233,8 @@ class ParquetSource(_FileSource):
             pq.ParquetWriter(temporary, file.schema_arrow) as writer,
         ):
             for batch in file.iter_batches():
-                rows = [i for i in range(batch.num_rows) if keep(row + i)]
-                writer.write_batch(batch.take(rows))
+                kept = [keep(row + i) for i in range(batch.num_rows)]
+                writer.write_batch(batch.filter(pa.array(kept, pa.bool_())))
                 row += batch.num_rows
 
     def _file(self) -> pq.ParquetFile:

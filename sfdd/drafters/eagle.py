@@ -97,8 +97,7 @@ class EagleDrafter(nn.Module):
         Raises:
             DrafterError: it is missing or damaged, or its vocabulary or hidden size is not the target's.
         """
-        if not (directory / "config.json").is_file():
-            raise DrafterError(f"No drafter in {directory}. Train one with 'sfdd train-draft'.")
+        _ensure_present(directory)
         try:
             config = AutoConfig.from_pretrained(directory)
             weights = load_file(directory / _WEIGHTS)
@@ -126,8 +125,14 @@ class EagleDrafter(nn.Module):
         return drafter.to(target.device)
 
 
+def _ensure_present(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise DrafterError(f"No drafter in {directory}. Train one with 'sfdd train-draft'.")
+
+
 def read_provenance(directory: Path) -> Provenance:
     """The provenance of a saved drafter; raises DrafterError where it is missing or damaged."""
+    _ensure_present(directory)
     try:
         return Provenance.from_json((directory / _PROVENANCE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

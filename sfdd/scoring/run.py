@@ -32,7 +32,7 @@ class ScoreReport:
     Attributes:
         resumed: how many of `read` were finished before this process.
         reasons: number of skipped records by reason.
-        mean_flatness: over scored conversations.
+        mean_flatness: over scored conversations; None if there are none.
         seconds: of this process, model loading excluded.
         tokens_per_second: conversation tokens forwarded per second, padding not counted.
     """
@@ -46,7 +46,7 @@ class ScoreReport:
     reasons: dict[str, int]
     num_tokens: int
     num_supervised_tokens: int
-    mean_flatness: float
+    mean_flatness: float | None
     seconds: float
     tokens_per_second: float
 
@@ -167,7 +167,7 @@ def _report(
         reasons=dict(Counter(reasons).most_common()),
         num_tokens=_sum(table["num_tokens"]),
         num_supervised_tokens=_sum(table["num_supervised_tokens"]),
-        mean_flatness=pc.mean(table["flatness"]).as_py() or 0.0,
+        mean_flatness=pc.mean(table["flatness"]).as_py(),
         seconds=seconds,
         tokens_per_second=counts.tokens / seconds,
     )

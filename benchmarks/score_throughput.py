@@ -1,0 +1,159 @@
+"""How close `sfdd score` comes to the bare forward pass: tokens/s and peak memory, both in one run.
+
+The *bare forward* is the least that any scorer must compute: the target's body over the same number of
+tokens, packed without padding into rows of the data's typical length, and its head at as many positions
+as are supervised. No reading, no tokenizing, no statistics, nothing written. `sfdd score` is everything
+except loading the model. The two alternate; quoted are medians over the rounds.
+
+    python benchmarks/score_throughput.py [--conversations 100] [--rounds 5] [DATA ...]
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.conversations.pipeline import open_sources, tokenize
+from sfdd.scoring.config import ScoreConfig
+from sfdd.scoring.run import score_with
+from sfdd.targets.transformers_target import TransformersTarget
+
+BATCH_TOKENS = ScoreConfig.batch_tokens
+DATA = Path(__file__).parent.parent / "data"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The amount of computation in a data set."""
+
+    conversations: int
+    tokens: int
+    supervised: int
+    row_length: int  # token-weighted mean length: the attention cost of a typical token
+
+    @classmethod
+    def of(cls, conversations: list[TokenizedConversation]) -> "Work":
+        lengths = [len(conversation) for conversation in conversations]
+        return cls(
+            conversations=len(lengths),
+            tokens=sum(lengths),
+            supervised=sum(c.num_supervised_tokens for c in conversations),
+            row_length=sum(n * n for n in lengths) // sum(lengths),
+        )
+
+
+@torch.inference_mode()
+def bare_forward(target: TransformersTarget, work: Work) -> tuple[float, float]:
+    """Seconds of the body and of the head for this amount of work."""
+    rows = max(1, BATCH_TOKENS // work.row_length)
+    started = time.perf_counter()
+    remaining = work.tokens
+    while remaining > 0:
+        width = work.row_length if remaining >= rows * work.row_length else -(-remaining // rows)
+        ids = torch.randint(0, target.vocab_size, (rows, width), device=target.device)
+        hidden = target.hidden_states(ids)
+        remaining -= rows * width
+    body = time.perf_counter() - started
+    states = hidden.reshape(-1, target.hidden_size)[: target.rows_per_chunk]
+    for _ in range(-(-work.supervised // len(states))):
+        target.logits(states)
+    return body, time.perf_counter() - started - body
+
+
+def sfdd_score(target: TransformersTarget, data: Path) -> float:
+    """Seconds of reading, tokenizing, forward, statistics and Parquet."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = ScoreConfig((str(data),), target.source.name, run=Path(folder) / "run")
+        started = time.perf_counter()
+        score_with(target, open_sources(config.data), config)
+        return time.perf_counter() - started
+
+
+def sample(names: list[str], count: int, folder: Path) -> Path:
+    """The first `count` lines, taken in turn from some JSONL files, as one file."""
+    files = [Path(name).open("rb") for name in names]
+    in_turn: Iterator[bytes] = (line for lines in zip(*files, strict=False) for line in lines)
+    path = folder / "sample.jsonl"
+    path.write_bytes(b"".join(islice(in_turn, count)))
+    for file in files:
+        file.close()
+    return path
+
+
+def measure_work(target: TransformersTarget, data: Path) -> Work:
+    items = tokenize(open_sources([str(data)]), target.tokenizer, ScoreConfig.max_length)
+    return Work.of([item for item in items if isinstance(item, TokenizedConversation)])
+
+
+def peak_memory(part: str, data: Path, target: str) -> float:
+    """MiB at the peak of a process that does one of the two, once."""
+    command = [sys.executable, __file__, "--target", target, "--part", part, str(data)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def run_part(part: str, data: Path, target_name: str) -> None:
+    target = TransformersTarget.load(target_name)
+    if part == "bare":
+        bare_forward(target, measure_work(target, data))
+    elif part == "ours":
+        sfdd_score(target, data)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", nargs="*", help="JSONL files; default: data/")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--conversations", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--part", choices=["load", "bare", "ours"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        run_part(options.part, Path(options.data[0]), options.target)
+        return
+
+    names = options.data or sorted(map(str, DATA.glob("chat_*.jsonl")))
+    with tempfile.TemporaryDirectory() as folder:
+        data = sample(names, options.conversations, Path(folder))
+        target = TransformersTarget.load(options.target)
+        work = measure_work(target, data)
+        print(f"{work}, {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}")
+        bare_forward(target, Work(1, 1000, 100, work.row_length))  # warm-up
+
+        bodies, bares, ours = [], [], []
+        for number in range(1, options.rounds + 1):
+            body, head = bare_forward(target, work)
+            ours.append(sfdd_score(target, data))
+            bodies.append(body)
+            bares.append(body + head)
+            print(f"round {number}: bare {bares[-1]:.1f} s, sfdd score {ours[-1]:.1f} s", file=sys.stderr)
+
+        ratios = [bare / mine for bare, mine in zip(bares, ours, strict=True)]
+        memory = {part: peak_memory(part, data, options.target) for part in ("load", "bare", "ours")}
+
+    def speed(seconds: list[float]) -> str:
+        return f"{work.tokens / statistics.median(seconds):>8,.0f}"
+
+    print(f"{'':<22}{'tokens/s':>8}  peak memory")
+    print(f"{'body alone':<22}{speed(bodies)}")
+    print(f"{'bare forward':<22}{speed(bares)}  {memory['bare']:,.0f} MiB")
+    print(f"{'sfdd score':<22}{speed(ours)}  {memory['ours']:,.0f} MiB")
+    print(f"{'model loaded':<22}{'':>8}  {memory['load']:,.0f} MiB")
+    print(
+        f"sfdd score / bare forward: median {statistics.median(ratios):.3f} "
+        f"(from {min(ratios):.3f} to {max(ratios):.3f}, {options.rounds} rounds)"
+    )
+
+
+if __name__ == "__main__":
+    main()

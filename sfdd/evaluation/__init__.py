@@ -1,0 +1,1 @@
+"""What a drafter is worth: draft-verify decoding, acceptance length and speedup."""

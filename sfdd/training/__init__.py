@@ -1,0 +1,1 @@
+"""Training a drafter: conversations -> the target's hidden states -> losses -> checkpoints."""

@@ -1,0 +1,69 @@
+"""The course of a training run: one JSON line per step and per held-out measurement."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sfdd.artifacts import write_text
+from sfdd.errors import ArtifactError
+from sfdd.training.report import HeldOutScores
+
+_STEP, _HELD_OUT = "step", "held_out"
+
+
+class TrainingLog:
+    """`training_log.jsonl`, written line by line.
+
+    Checkpoints keep a copy, and a run that continues restores it: a step stands there once.
+    """
+
+    def __init__(self, path: Path, lines: Iterable[dict[str, Any]] = ()) -> None:
+        self.path = path
+        self.lines = list(lines)
+        write_text(path, self.to_text())
+
+    @classmethod
+    def parse(cls, text: str) -> list[dict[str, Any]]:
+        """The lines of a log; raises ValueError where one is not JSON."""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def to_text(self) -> str:
+        return "".join(json.dumps(line) + "\n" for line in self.lines)
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["kind"] == _STEP]
+
+    @property
+    def held_out(self) -> dict[int, HeldOutScores]:
+        """The measurements, by the number of steps done before them."""
+        names = HeldOutScores.__dataclass_fields__
+        return {
+            line["step"]: HeldOutScores(**{name: line[name] for name in names})
+            for line in self.lines
+            if line["kind"] == _HELD_OUT
+        }
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(line["seconds"] for line in self.lines))
+
+    def add_step(self, step: int, **values: float) -> None:
+        """Log the step that was the `step`-th, counted from 1."""
+        self._append({"kind": _STEP, "step": step, **values})
+
+    def add_held_out(self, step: int, scores: HeldOutScores, seconds: float) -> None:
+        """Log a measurement made after `step` steps."""
+        self._append({"kind": _HELD_OUT, "step": step, **vars(scores), "seconds": seconds})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise ArtifactError(
+                f"Cannot write {self.path}: {error.strerror or error}. "
+                "Free the disk and run the same command again; the last checkpoint is kept."
+            ) from error

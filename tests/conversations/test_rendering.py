@@ -1,0 +1,135 @@
+from collections.abc import Sequence
+from itertools import groupby
+
+import pytest
+from conftest import CHATML, byte_tokenizer
+from helpers import openai
+
+from sfdd.conversations.conversation import (
+    Conversation,
+    Origin,
+    Skipped,
+    TokenizedConversation,
+)
+from sfdd.conversations.formats import read_messages
+from sfdd.conversations.rendering import ChatRenderer
+
+THINKING = (  # drops the reasoning from all but the last answer, as Qwen3's and DeepSeek-R1's do
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] if loop.last else m['content'].split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NO_END_OF_TURN = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PICKY = (
+    "{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m['content'] }}]<|im_end|>{% endfor %}"
+)
+
+
+def render(
+    *turns: str, template: str = CHATML, max_length: int = 4096
+) -> TokenizedConversation | Skipped:
+    conversation = Conversation(Origin("test", 0), "c", read_messages(openai(*turns)), "hash")
+    return ChatRenderer(byte_tokenizer(template), max_length).render(conversation)
+
+
+def pieces(rendered: TokenizedConversation | Skipped) -> list[tuple[bool, str]]:
+    """Decoded runs of unsupervised and supervised tokens."""
+    assert isinstance(rendered, TokenizedConversation), rendered
+    tokenizer = byte_tokenizer()
+    pairs = zip(rendered.loss_mask.tolist(), rendered.input_ids.tolist(), strict=True)
+    return [
+        (supervised, tokenizer.decode([i for _, i in run]))
+        for supervised, run in groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+def supervised(rendered: TokenizedConversation | Skipped) -> Sequence[str]:
+    return [text for is_supervised, text in pieces(rendered) if is_supervised]
+
+
+def test_exact_positions_of_one_turn() -> None:
+    rendered = render("Hi", "Yo!")
+    assert pieces(rendered) == [
+        (False, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        (True, "Yo!<|im_end|>"),
+        (False, "\n"),
+    ]
+    # 1 + 5 + 2 + 1 + 1 bytes and tokens of the user's turn, 1 + 10 of the generation prompt
+    assert rendered.loss_mask.nonzero()[0].tolist() == [21, 22, 23, 24]
+    assert len(rendered) == 26
+    assert rendered.num_supervised_tokens == 4
+
+
+def test_every_assistant_turn_is_supervised() -> None:
+    rendered = render("one", "two", "three", "four")
+    assert supervised(rendered) == ["two<|im_end|>", "four<|im_end|>"]
+
+
+def test_what_follows_the_last_answer_is_left_out() -> None:
+    assert len(render("one", "two", "three")) == len(render("one", "two"))
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ("Say: Yes.", "Yes.", "You said: Yes.", "Yes."),  # a quoted answer
+        ("a", "a", "a", "a"),
+        ("x", "<|im_end|> is a token", "y", "<|im_start|>assistant\nz"),
+        ("naïve?", "çà et là 🙂 好", "…", "ﬁn"),
+        ("q", "  leading and trailing blanks \n\n", "r", "\n"),
+    ],
+)
+def test_supervised_text_is_exactly_the_answers(turns: tuple[str, ...]) -> None:
+    assert supervised(render(*turns)) == [f"{answer}<|im_end|>" for answer in turns[1::2]]
+
+
+def test_a_template_without_an_end_of_turn_token() -> None:
+    rendered = render("one", "two<|im_end|> and more", "three", "four", template=NO_END_OF_TURN)
+    assert supervised(rendered) == ["two<|im_end|> and more\n", "four\n"]
+
+
+def test_truncation_in_the_middle_of_an_answer() -> None:
+    whole = render("Hi", "A long answer")
+    cut = render("Hi", "A long answer", max_length=25)
+    assert isinstance(cut, TokenizedConversation)
+    assert (cut.truncated, len(cut), cut.num_supervised_tokens) == (True, 25, 4)
+    assert (cut.input_ids == whole.input_ids[:25]).all()
+    assert isinstance(whole, TokenizedConversation)
+    assert not whole.truncated
+
+
+def test_nothing_left_to_supervise_after_truncation() -> None:
+    rendered = render("A long question", "Yes", max_length=20)
+    assert isinstance(rendered, Skipped)
+    assert rendered.reason == "no_supervised_tokens: within 20 tokens"
+
+
+def test_a_template_that_rewrites_history() -> None:
+    assert supervised(render("q", "<think>hm</think>a", template=THINKING)) == [
+        "<think>hm</think>a<|im_end|>"
+    ]
+    rendered = render("q", "<think>hm</think>a", "r", "b", template=THINKING)
+    assert isinstance(rendered, Skipped)
+    assert rendered.reason == (
+        "template_rewrites_history: the template renders turn 2 differently once the conversation "
+        "goes on"
+    )
+
+
+def test_what_a_template_objects_to_is_that_records_reason() -> None:
+    conversation = Conversation(
+        Origin("test", 3),
+        "c",
+        ({"role": "assistant", "content": "I begin"}, {"role": "user", "content": "Hm"}),
+        "hash",
+    )
+    rendered = ChatRenderer(byte_tokenizer(PICKY), 100).render(conversation)
+    assert rendered == Skipped(
+        Origin("test", 3), "c", "template_error: roles must alternate", "hash"
+    )
