@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -81,12 +80,10 @@ def sfdd_score(target: TransformersTarget, data: Path) -> float:
 
 def sample(names: list[str], count: int, folder: Path) -> Path:
     """The first `count` lines, taken in turn from some JSONL files, as one file."""
-    files = [Path(name).open("rb") for name in names]
-    in_turn: Iterator[bytes] = (line for lines in zip(*files, strict=False) for line in lines)
+    files = [Path(name).read_bytes().splitlines(keepends=True) for name in names]
+    in_turn = (line for lines in zip(*files, strict=False) for line in lines)
     path = folder / "sample.jsonl"
     path.write_bytes(b"".join(islice(in_turn, count)))
-    for file in files:
-        file.close()
     return path
 
 
@@ -111,7 +108,9 @@ def run_part(part: str, data: Path, target_name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("data", nargs="*", help="JSONL files; default: data/")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--conversations", type=int, default=100)
@@ -136,10 +135,15 @@ def main() -> None:
             ours.append(sfdd_score(target, data))
             bodies.append(body)
             bares.append(body + head)
-            print(f"round {number}: bare {bares[-1]:.1f} s, sfdd score {ours[-1]:.1f} s", file=sys.stderr)
+            print(
+                f"round {number}: bare {bares[-1]:.1f} s, sfdd score {ours[-1]:.1f} s",
+                file=sys.stderr,
+            )
 
         ratios = [bare / mine for bare, mine in zip(bares, ours, strict=True)]
-        memory = {part: peak_memory(part, data, options.target) for part in ("load", "bare", "ours")}
+        memory = {
+            part: peak_memory(part, data, options.target) for part in ("load", "bare", "ours")
+        }
 
     def speed(seconds: list[float]) -> str:
         return f"{work.tokens / statistics.median(seconds):>8,.0f}"

@@ -20,7 +20,7 @@ from .train_draft import train_draft
 class _Commands(TyperGroup):
     """Turns a user's mistake into one sentence and Ctrl-C into advice; a bug keeps its traceback."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except SfddError as error:

@@ -12,8 +12,9 @@ from sfdd.conversations.conversation import (
     TokenizedConversation,
 )
 from sfdd.conversations.formats import SkipRecordError, read_messages, record_id
+from sfdd.conversations.records import Source
 from sfdd.conversations.rendering import ChatRenderer
-from sfdd.conversations.sources import Source, open_source
+from sfdd.conversations.sources import open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfdd.conversations.sources import Source
+from sfdd.conversations.records import Source
 from sfdd.errors import DataError
 
 

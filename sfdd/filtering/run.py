@@ -15,7 +15,8 @@ from sfdd.artifacts import (
     environment,
     read_parquet_provenance,
 )
-from sfdd.conversations.sources import Source, open_source
+from sfdd.conversations.records import Source
+from sfdd.conversations.sources import open_source
 from sfdd.errors import ArtifactError, UsageError
 from sfdd.filtering.config import METRICS, FilterConfig
 from sfdd.filtering.distill import check_unchanged, distill

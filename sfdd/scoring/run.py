@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment
 from sfdd.conversations.conversation import Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, tokenize
-from sfdd.conversations.sources import Source
+from sfdd.conversations.records import Source
 from sfdd.progress import Progress, ProgressCallback, silent
 from sfdd.scoring.batching import batches, windows
 from sfdd.scoring.config import ScoreConfig

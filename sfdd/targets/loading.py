@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfdd.artifacts import digest_bytes, digest_files, digest_json
-from sfdd.errors import TargetError
+from sfdd.errors import TargetError, UsageError
 from sfdd.targets import smollm2
 
 if TYPE_CHECKING:
@@ -85,8 +85,11 @@ class TargetSource:
             device: "auto", "cpu", "cuda", "cuda:1" …
 
         Raises:
+            UsageError: `dtype` is not one of `DTYPES`.
             TargetError: it cannot be loaded, or the checkpoint lacks weights the model needs.
         """
+        if dtype not in DTYPES:
+            raise UsageError(f"--dtype is {dtype!r}; choose one of {', '.join(DTYPES)}.")
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -8,13 +8,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from helpers import openai, sharegpt, write_jsonl
 
-from sfdd.conversations.sources import (
-    DatasetSource,
-    JsonLinesSource,
-    JsonSource,
-    ParquetSource,
-    open_source,
-)
+from sfdd.conversations.files import JsonLinesSource, JsonSource, ParquetSource
+from sfdd.conversations.hub import DatasetSource
+from sfdd.conversations.sources import open_source
 from sfdd.errors import DataError
 
 RECORDS = [sharegpt("Hi", f"Hello {i}", id=str(i)) for i in range(5)]

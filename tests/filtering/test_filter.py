@@ -118,7 +118,9 @@ def test_changed_data_are_refused(scored: tuple[Path, Path]) -> None:
     run_filter(run, keep=0.5)
     before = (run / "distilled" / "chat.jsonl").read_bytes()
     data.write_text(data.read_text().replace("Hello", "Bye"))
-    with pytest.raises(DataError, match="has changed since it was scored. Run 'sfdd score' again"):
+    with pytest.raises(
+        DataError, match=r"has changed since it was scored\. Run 'sfdd score' again"
+    ):
         run_filter(run, keep=1.0)
     assert (run / "distilled" / "chat.jsonl").read_bytes() == before
 
