@@ -1,0 +1,1 @@
+"""The draft models: architecture, config, load, save."""
