@@ -56,11 +56,9 @@ def _lines() -> ProgressCallback:
             return
         last = now
         of = f"/{moment.total}" if moment.total is not None else ""
-        print(
-            f"{moment.stage}: {moment.done}{of} {moment.unit}, {describe(moment, now - started)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{moment.stage}: {moment.done}{of} {moment.unit}"
+        text = ", ".join(filter(None, (line, describe(moment, now - started))))
+        print(text, file=sys.stderr, flush=True)
 
     return show
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -17,10 +18,19 @@ from .score import score
 from .train_draft import train_draft
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send, ends a command as Ctrl-C does: with what was done on disk."""
+
+
+def _terminate(signal_number: int, frame: object) -> None:
+    raise _Terminated
+
+
 class _Commands(TyperGroup):
     """Turns a user's mistake into one sentence and Ctrl-C into advice; a bug keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        signal.signal(signal.SIGTERM, _terminate)
         try:
             return super().invoke(ctx)
         except SfddError as error:
@@ -28,12 +38,12 @@ class _Commands(TyperGroup):
                 raise
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             typer.echo(
                 "\nInterrupted. What was finished is kept: run the same command again to continue.",
                 err=True,
             )
-            raise typer.Exit(130) from None
+            raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
 
 
 app = typer.Typer(

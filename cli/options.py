@@ -53,7 +53,9 @@ Target = Annotated[
 OptionalTarget = Annotated[
     str | None,
     typer.Option(
-        "--target", envvar="SFDD_TARGET", help="Target model; default: the one of the run."
+        "--target",
+        envvar="SFDD_TARGET",
+        help="Target model; default: the one that the run or the drafter records.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]

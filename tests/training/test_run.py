@@ -1,0 +1,354 @@
+"""A whole training on the tiny target: what comes out, and that it can be repeated."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import byte_tokenizer, save_tiny_target, tiny_config
+from training.helpers import conversation, equal, log_lines, weights
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sfdd.artifacts import Provenance, RunDirectory
+from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.drafters.eagle import EagleDrafter, read_provenance, target_mismatch
+from sfdd.errors import ArtifactError, DataError, DrafterError
+from sfdd.targets.transformers_target import TransformersTarget
+from sfdd.training.batches import draft_batch, pad
+from sfdd.training.config import TrainConfig
+from sfdd.training.data import split
+from sfdd.training.loop import Trainer
+from sfdd.training.losses import draft_losses
+from sfdd.training.run import train_draft
+
+MakeConfig = Callable[..., TrainConfig]
+Conversations = list[TokenizedConversation]
+
+
+def test_loss_falls_and_agreement_rises_when_learning_by_heart(
+    make_config: MakeConfig, tiny_target: TransformersTarget
+) -> None:
+    few = [conversation(number) for number in range(4)]
+    config = make_config(epochs=150, noise=0.0, held_out=0.0, checkpoint_every=1000)
+    report = train_draft(config, tiny_target, few)
+    assert report.last_loss < 0.25 * report.first_loss
+    steps = log_lines(config.run)
+    assert steps[-1]["top1_agreement"] > 0.8 > 0.1 > steps[0]["top1_agreement"]
+
+
+def test_report_and_log_tell_the_same(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config()
+    report = train_draft(config, tiny_target, conversations)
+    lines = log_lines(config.run)
+    steps = [line for line in lines if line["kind"] == "step"]
+    measured = [line for line in lines if line["kind"] == "held_out"]
+
+    assert [line["step"] for line in steps] == list(range(1, report.steps + 1))
+    per_epoch = report.steps // 2
+    assert [line["step"] for line in measured] == [0, per_epoch, report.steps]
+    assert report.held_out_before.loss == measured[0]["loss"]
+    assert report.held_out_after.top1_agreement == measured[-1]["top1_agreement"]
+    assert report.held_out_after.loss < report.held_out_before.loss
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["hidden_loss"] + 0.1 * line["token_loss"])
+    assert (report.conversations, report.held_out_conversations, report.epochs) == (15, 1, 2)
+    data = split(conversations, 0.05, 0).training
+    assert report.tokens == 2 * sum(map(len, data)) == sum(line["tokens"] for line in steps)
+    assert report.supervised_tokens == 2 * sum(c.num_supervised_tokens for c in data)
+    assert report.first_loss == steps[0]["loss"]
+    assert report.last_loss == steps[-1]["loss"]
+    assert report.tokens_per_second == report.tokens / report.seconds
+
+
+def test_what_it_writes(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(data=("chats.jsonl",))
+    report = train_draft(config, tiny_target, conversations)
+    assert sorted(path.name for path in report.drafter.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "provenance.json",
+        "training_log.jsonl",
+    ]
+    provenance = read_provenance(report.drafter)
+    assert target_mismatch(provenance, tiny_target.identity) == []
+    assert provenance.about["target"] == config.target
+    assert provenance.about["settings"]["data"] == ["chats.jsonl"]
+    EagleDrafter.load(report.drafter, tiny_target)
+
+
+def test_same_seed_same_weights_other_seed_others(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    for run, seed in (("one", 0), ("again", 0), ("other", 1)):
+        train_draft(make_config(run, seed=seed), tiny_target, conversations)
+    run = make_config().run.parent
+    assert equal(weights(run / "one"), weights(run / "again"))
+    assert not equal(weights(run / "one"), weights(run / "other"))
+
+
+def test_targets_weights_stay_as_they_are(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    before = {name: w.clone() for name, w in tiny_target.model.state_dict().items()}
+    train_draft(make_config(), tiny_target, conversations)
+    assert equal(before, dict(tiny_target.model.state_dict()))
+
+
+def _losses(
+    target: TransformersTarget,
+    drafter: EagleDrafter,
+    data: Sequence[TokenizedConversation],
+    **pads: int,
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of a drafter over some conversations, without noise."""
+    tokens = pad(data, target.device, **pads)
+    with torch.no_grad():
+        hidden = target.hidden_states(tokens.input_ids)
+        batch = draft_batch(tokens.input_ids, tokens.loss_mask, hidden, target.embedding)
+    predicted = drafter(batch.embeddings, batch.hidden_states)[batch.mask]
+    losses = draft_losses(predicted, batch.target_states[batch.mask], target.logits, 5)
+    drafter.zero_grad()
+    loss = losses.total(1.0, 0.1)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in drafter.named_parameters()}
+
+
+def test_padding_changes_neither_loss_nor_gradient(
+    tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    drafter = EagleDrafter.for_target(tiny_target)
+    loss, gradients = _losses(tiny_target, drafter, conversations)
+    padded_loss, padded_gradients = _losses(tiny_target, drafter, conversations, width=57)
+    assert padded_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(padded_gradients[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_what_follows_the_last_supervised_token_changes_nothing(
+    tiny_target: TransformersTarget,
+) -> None:
+    """Masked positions enter neither loss nor gradient; nothing later can see back into earlier ones."""
+    ids = np.arange(20, dtype=np.int32) + 3
+    mask = np.zeros(20, np.bool_)
+    mask[8:12] = True
+    one = replace(conversation(0), input_ids=ids, loss_mask=mask)
+    other = replace(one, input_ids=np.where(np.arange(20) < 12, ids, 200).astype(np.int32))
+    drafter = EagleDrafter.for_target(tiny_target)
+    loss, gradients = _losses(tiny_target, drafter, [one])
+    other_loss, other_gradients = _losses(tiny_target, drafter, [other])
+    assert other_loss == loss
+    assert equal(gradients, other_gradients)
+
+
+def test_loss_mask_decides_which_positions_count(tiny_target: TransformersTarget) -> None:
+    """The loss over tokens 8 and 9 is the mean of the losses over 8 alone and over 9 alone."""
+    ids = np.arange(20, dtype=np.int32) + 3
+    losses = []
+    drafter = EagleDrafter.for_target(tiny_target)
+    for supervised in ([8], [9], [8, 9]):
+        mask = np.isin(np.arange(20), supervised)
+        one = replace(conversation(0), input_ids=ids, loss_mask=mask)
+        losses.append(_losses(tiny_target, drafter, [one])[0])
+    assert losses[0] != losses[1]
+    assert losses[2] == pytest.approx((losses[0] + losses[1]) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_untied_heads_in_a_single_file(
+    tied: bool, tmp_path: Path, make_config: MakeConfig, conversations: Conversations
+) -> None:
+    """A tied target's file holds no lm_head at all."""
+    directory = save_tiny_target(tmp_path / "target", tie_word_embeddings=tied)
+    assert [path.name for path in directory.glob("*.safetensors*")] == ["model.safetensors"]
+    target = TransformersTarget.load(str(directory))
+    report = train_draft(make_config(epochs=8), target, conversations)
+    assert report.held_out_after.loss < report.held_out_before.loss
+    saved = weights(report.drafter.parent)
+    assert not [name for name in saved if "embed" in name or "head" in name]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma2", "phi3", "granite"])
+def test_llama_like_families(
+    family: str, tmp_path: Path, make_config: MakeConfig, conversations: Conversations
+) -> None:
+    """The drafter's layer is the target's own kind; soft-capping and logit scaling are the head's."""
+    shape = tiny_config().to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "pad_token_id")
+    names += ("num_attention_heads", "num_key_value_heads", "head_dim", "initializer_range")
+    config = AutoConfig.for_model(family, **{name: shape[name] for name in names})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / family)
+    byte_tokenizer().save_pretrained(tmp_path / family)
+    target = TransformersTarget.load(str(tmp_path / family))
+    report = train_draft(make_config(epochs=8), target, conversations)
+    assert report.held_out_after.loss < report.held_out_before.loss
+
+
+def test_sharded_target(
+    tmp_path: Path,
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+) -> None:
+    directory = tmp_path / "target"
+    tiny_target.model.save_pretrained(directory, max_shard_size="20KB")
+    tiny_target.tokenizer.save_pretrained(directory)
+    assert len(list(directory.glob("*.safetensors"))) > 1
+    target = TransformersTarget.load(str(directory))
+    train_draft(make_config("sharded"), target, conversations)
+    train_draft(make_config("single"), tiny_target, conversations)
+    assert equal(weights(tmp_path / "sharded"), weights(tmp_path / "single"))
+
+
+def test_a_conversation_with_nothing_to_learn_is_left_out(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    silent = replace(conversations[0], loss_mask=np.zeros_like(conversations[0].loss_mask))
+    report = train_draft(make_config(), tiny_target, [silent, *conversations[1:]])
+    assert report.conversations + report.held_out_conversations == 15
+
+
+@pytest.mark.parametrize("nothing", [[], ["silent"]])
+def test_no_training_data(
+    nothing: list[str], make_config: MakeConfig, tiny_target: TransformersTarget
+) -> None:
+    one = conversation(0)
+    silent = replace(one, loss_mask=np.zeros_like(one.loss_mask))
+    with pytest.raises(DataError) as error:
+        train_draft(make_config(), tiny_target, [silent for _ in nothing])
+    assert str(error.value) == (
+        "No training data: no conversation has a supervised token to learn."
+    )
+
+
+def test_unwritable_output(
+    tmp_path: Path,
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ArtifactError) as error:
+        train_draft(make_config("file"), tiny_target, conversations)
+    assert str(error.value) == (
+        f"Cannot write to {tmp_path}/file/drafter: Not a directory. "
+        "Choose another place with --run."
+    )
+
+
+def test_diverging_stops_with_step_and_records(
+    make_config: MakeConfig, tiny_target: TransformersTarget
+) -> None:
+    config = make_config(epochs=400, learning_rate=1e30, held_out=0.0, checkpoint_every=1000)
+    with pytest.raises(DrafterError) as error:
+        train_draft(config, tiny_target, [conversation(0), conversation(1)])
+    message = str(error.value)
+    assert message.startswith(
+        "Training stopped: the loss of step 2 is nan, in the conversations made:"
+    )
+    assert "made:0" in message
+    assert "made:1" in message
+    assert "Lower --learning-rate" in message
+    assert not (config.run / "drafter/provenance.json").exists()
+
+
+def _selected_by(run: Path, identity: dict[str, object]) -> None:
+    """A selection file as `sfdd filter` leaves it, as far as training reads it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    provenance = Provenance(identity, {"target": "another/model", "distilled": ["a.jsonl"]})
+    schema = pa.schema([("id", pa.string())], {b"sfdd.provenance": provenance.to_json()})
+    run.mkdir(parents=True)
+    pq.write_table(schema.empty_table(), RunDirectory(run).selection)
+
+
+def test_selection_of_another_target_is_refused(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config()
+    _selected_by(config.run, dict(tiny_target.identity) | {"target": "abc"})
+    with pytest.raises(ArtifactError) as error:
+        train_draft(config, tiny_target, conversations)
+    assert str(error.value) == (
+        f"The data in {config.run} were selected by another/model, but the target is "
+        f"{config.target}: target (was abc, now {tiny_target.identity['target']}). "
+        "Train with the target that selected them, or in another directory with --run."
+    )
+
+
+def test_selection_of_this_target_in_another_dtype_is_fine(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(max_steps=1)
+    _selected_by(config.run, dict(tiny_target.identity) | {"dtype": "bfloat16"})
+    assert train_draft(config, tiny_target, conversations).steps == 1
+
+
+def test_finished_training_is_reported_and_not_repeated(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config()
+    report = train_draft(config, tiny_target, conversations)
+    modified = (report.drafter / "model.safetensors").stat().st_mtime_ns
+    again = train_draft(config, tiny_target, conversations)
+    assert again == replace(report, already_finished=True)
+    assert (report.drafter / "model.safetensors").stat().st_mtime_ns == modified
+
+
+def test_noise_is_on_training_and_not_on_measuring(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    first = {}
+    for noise in (0.0, 1.0):
+        config = make_config(f"noise-{noise}", noise=noise, max_steps=1)
+        train_draft(config, tiny_target, conversations)
+        first[noise] = log_lines(config.run)
+    measured, step = 0, 1
+    assert first[0.0][measured]["loss"] == first[1.0][measured]["loss"]
+    assert first[0.0][step]["loss"] != first[1.0][step]["loss"]
+
+
+def test_learning_rate_of_the_schedule_reaches_the_optimizer(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(max_steps=4, warmup=0.5, learning_rate=0.008)
+    trainer = Trainer(config, tiny_target, split(conversations, 0.0, 0), Provenance({}))
+    used = []
+    trainer.run(lambda _: used.append(trainer.optimizer.param_groups[0]["lr"]))
+    assert used == [0.004, 0.008, 0.008, 0.004]
+    assert [line["learning_rate"] for line in log_lines(config.run)] == used
+
+
+def test_report_survives_json(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(max_steps=2, held_out=0.0)
+    report = train_draft(config, tiny_target, conversations)
+    value = json.loads(json.dumps(report.to_json()))
+    restored = type(report).from_json(value, report.drafter)
+    assert restored == replace(report, already_finished=True)
+    assert restored.held_out_before is None
+
+
+def test_every_position_is_trained_on_the_targets_own_states(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    """The logged first loss is that of an untrained drafter, computed here the plain way."""
+    config = make_config(noise=0.0, held_out=0.0, batch_tokens=10**6, max_steps=1)
+    train_draft(config, tiny_target, conversations)
+    trainer = Trainer(
+        replace(config, run=config.run / "fresh"),
+        tiny_target,
+        split(conversations, 0.0, 0),
+        Provenance({}),
+    )
+    loss, _ = _losses(tiny_target, trainer.drafter, conversations)
+    assert log_lines(config.run)[0]["loss"] == pytest.approx(loss, rel=1e-5)
