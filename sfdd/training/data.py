@@ -10,7 +10,7 @@ import numpy as np
 from sfdd.artifacts import RunDirectory, digest_bytes, digest_json, read_parquet_provenance
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
-from sfdd.conversations.sources import Source
+from sfdd.conversations.records import Source
 from sfdd.drafters.eagle import target_mismatch
 from sfdd.errors import ArtifactError, DataError, UsageError
 from sfdd.training.batches import learnable_tokens

@@ -15,10 +15,7 @@ from sfdd.errors import DrafterError
 from sfdd.progress import Progress, ProgressCallback
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training.batches import DraftBatch, draft_batch, pad
-from sfdd.training.checkpoints import (
-    LOG,
-    Checkpoints,
-)
+from sfdd.training.checkpoints import LOG, Checkpoints
 from sfdd.training.config import TrainConfig
 from sfdd.training.data import Split
 from sfdd.training.log import TrainingLog
@@ -128,43 +125,52 @@ class Trainer:
 
     def _train_step(self, on_progress: ProgressCallback) -> None:
         started = time.perf_counter()
-        config, step, total = self.config, self.step, self.plan.total_steps
-        conversations = [self.data.training[i] for i in self.plan.batch(step)]
-        factor = learning_rate_factor(step, total, config.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
-
+        conversations = [self.data.training[i] for i in self.plan.batch(self.step)]
         batch = self._draft_batch(conversations)
-        lengths = torch.tensor([len(c) for c in conversations])
-        noise = uniform_noise(
-            batch.hidden_states, lengths, width=config.noise, seed=config.seed, step=step
-        )
-        losses = self._losses(batch.with_noise(noise))
+        losses = self._losses(batch.with_noise(self._noise(batch, conversations)))
         loss = self._total(losses)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = clip_grad_norm_(self.drafter.parameters(), config.max_grad_norm)
-        _require_finite(loss, norm, step, conversations)
+        norm = self._backward(loss)
+        _require_finite(loss, norm, self.step, conversations)
+        learning_rate = self._set_learning_rate()
 
         self._between_steps = False
         self.optimizer.step()
         self.step += 1
         self.log.add_step(
             self.step,
-            epoch=self.plan.epoch_of(step) + 1,
+            epoch=self.plan.epoch_of(self.step - 1) + 1,
             loss=loss.item(),
             hidden_loss=losses.hidden.item(),
             token_loss=losses.token.item(),
             top1_agreement=losses.top1_agreement.item(),
-            learning_rate=config.learning_rate * factor,
+            learning_rate=learning_rate,
             gradient_norm=norm.item(),
-            tokens=int(lengths.sum()),
+            tokens=sum(map(len, conversations)),
             supervised_tokens=int(batch.mask.sum()),
             seconds=time.perf_counter() - started,
         )
         self._between_steps = True
-        self._tokens += int(lengths.sum())
+        self._tokens += sum(map(len, conversations))
         on_progress(self._progress(loss, losses))
+
+    def _noise(
+        self, batch: DraftBatch, conversations: Sequence[TokenizedConversation]
+    ) -> Tensor:  # [B, T-2, H]
+        lengths = torch.tensor([len(c) for c in conversations])
+        width, seed = self.config.noise, self.config.seed
+        return uniform_noise(batch.hidden_states, lengths, width=width, seed=seed, step=self.step)
+
+    def _backward(self, loss: Tensor) -> Tensor:
+        """Gradients of the drafter, clipped; gives their norm before that."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return clip_grad_norm_(self.drafter.parameters(), self.config.max_grad_norm)
+
+    def _set_learning_rate(self) -> float:
+        factor = learning_rate_factor(self.step, self.plan.total_steps, self.config.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * factor
+        return self.config.learning_rate * factor
 
     def _draft_batch(self, conversations: Sequence[TokenizedConversation]) -> DraftBatch:
         """The target's view of some conversations, in float32."""
