@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/demo.toml"
-DATA = ("data/chat_openai.jsonl", "data/chat_sharegpt.jsonl")
+DATA = "data/chat_openai.jsonl"  # half of data/, for the time it takes
 PROMPTS = "data/eval_prompts.jsonl"
 RUN = ROOT / "runs" / "demo"
 
@@ -82,11 +82,11 @@ def table(
 
 def main() -> None:
     started = time.monotonic()
-    score = sfdd("score", *DATA)
+    score = sfdd("score", DATA)
     kept = sfdd("filter")
     train = sfdd("train-draft")
     measured = evaluate()
-    print(f"\nSmolLM2-135M-Instruct on data/, {(time.monotonic() - started) / 60:.1f} minutes\n")
+    print(f"\nSmolLM2-135M-Instruct on {DATA}, {(time.monotonic() - started) / 60:.1f} minutes\n")
     print(table(score, kept, train, measured))
 
 

@@ -40,7 +40,7 @@ class TrainConfig:
     data: tuple[str, ...] = ()
     run: Path = DEFAULT_RUN
     epochs: int = 3
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     warmup: float = 0.05
     batch_tokens: int = 4096
     max_length: int = 2048

@@ -219,7 +219,7 @@ def test_changed_setting_is_refused(tmp_path: Path, arguments: list[str], run: R
     assert run(*command).exit_code == 0
     result = run(*command, "--learning-rate", "0.5")
     assert result.exit_code == 1
-    assert "learning_rate (was 0.0005, now 0.5)" in result.stderr
+    assert "learning_rate (was 0.001, now 0.5)" in result.stderr
     assert run(*command, "--learning-rate", "0.5", "--overwrite").exit_code == 0
 
 
