@@ -1,12 +1,13 @@
 """`sfdd score`: read, tokenize, forward, write — for every record, once."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Thread
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +22,8 @@ from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.schema import SCORED, SKIPPED, score_schema, scored_row, skipped_row
 from sfdd.scoring.store import ScoreStore
 from sfdd.targets.transformers_target import TransformersTarget
+
+T = TypeVar("T")
 
 LOSS_MASK_RULE = "assistant content and end of turn, every assistant turn"
 
@@ -55,7 +58,7 @@ class ScoreReport:
 class _Counts:
     """Running totals of this process."""
 
-    total: int
+    total: Future[int]
     done: int = 0
     resumed: int = 0
     tokens: int = 0
@@ -63,8 +66,9 @@ class _Counts:
 
     def moment(self) -> Progress:
         figures = {"skipped": str(self.skipped)} if self.skipped else {}
+        total = self.total.result() if self.total.done() else None
         return Progress(
-            "scoring", "conversations", self.done, self.total, self.tokens, figures, self.resumed
+            "scoring", "conversations", self.done, total, self.tokens, figures, self.resumed
         )
 
 
@@ -97,24 +101,40 @@ def score_with(
     provenance = _provenance(config, target, sources)
     store = ScoreStore(run, score_schema(config.token_scores), provenance, config.overwrite)
     started = monotonic()
-    with ThreadPoolExecutor(1) as background:
-        fingerprints = background.submit(lambda: {s.name: s.fingerprint() for s in sources})
-        counts = _Counts(total=sum(source.count() for source in sources))
-        records = tokenize(sources, target.tokenizer, config.max_length)
-        try:
-            for window in windows(_unfinished(records, store, counts)):
-                for batch in batches(window, config.batch_tokens):
-                    stats = target.token_stats(batch)
-                    store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
-                    counts.done += len(batch)
-                    counts.tokens += sum(map(len, batch))
-                    on_progress(counts.moment())
-        finally:
-            store.flush()
+    # Both read all of the data; the first batch does not wait for them.
+    counts = _Counts(total=_in_background(lambda: sum(source.count() for source in sources)))
+    fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
+    records = tokenize(sources, target.tokenizer, config.max_length)
+    try:
+        for window in windows(_unfinished(records, store, counts)):
+            for batch in batches(window, config.batch_tokens):
+                stats = target.token_stats(batch)
+                store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
+                counts.done += len(batch)
+                counts.tokens += sum(map(len, batch))
+                on_progress(counts.moment())
+    finally:
+        store.flush()
+    counts.total.result()
+    on_progress(counts.moment())
     names = [source.name for source in sources]
     about = {**provenance.about, "data_fingerprints": fingerprints.result()}
     table = store.finish(names, Provenance(provenance.identity, about))
     return _report(table, run.scores, store.resumed, counts, monotonic() - started)
+
+
+def _in_background(work: Callable[[], T]) -> Future[T]:
+    """Run in a thread that an interrupted process does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 def _unfinished(
