@@ -18,6 +18,7 @@ class SkipReason(StrEnum):
     UNKNOWN_ROLE = "unknown_role"
     EMPTY = "empty_conversation"
     NO_ASSISTANT = "no_assistant_turn"
+    ASSISTANT_FIRST = "begins_with_assistant"
     TEMPLATE_ERROR = "template_error"
     TEMPLATE_REWRITES_HISTORY = "template_rewrites_history"
     NO_SUPERVISED_TOKENS = "no_supervised_tokens"

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sfdd.artifacts import atomic_path, digest_files
+from sfdd.conversations.formats import RECORD_KEYS
 from sfdd.conversations.records import Record
 from sfdd.errors import DataError
 
@@ -19,12 +20,11 @@ _PARQUET_BATCH = 256
 
 @dataclass(frozen=True)
 class _FileSource:
-    name: str
     path: Path
 
     @property
-    def location(self) -> str:
-        return str(self.path.absolute())
+    def name(self) -> str:
+        return str(self.path)
 
     @property
     def file_name(self) -> str:
@@ -76,28 +76,41 @@ class JsonSource(_FileSource):
     def write_kept(self, keep: Callable[[int], bool], destination: Path) -> None:
         kept = [text for row, (text, _, _) in enumerate(self._elements()) if keep(row)]
         with atomic_path(destination) as temporary:
-            temporary.write_text("[\n" + ",\n".join(kept) + "\n]\n", encoding="utf-8")
+            array = "[\n" + ",\n".join(kept) + "\n]\n"
+            temporary.write_bytes(array.encode("utf-8", errors="surrogateescape"))
 
     def _elements(self) -> Iterator[tuple[str, Any, str]]:
-        """Original text, value and error of each element; a broken one hides what follows it."""
-        decoder = json.JSONDecoder()
+        """Original text, value and error of each element.
+
+        A broken element hides what follows it, so it is the last; so is a missing end, or text behind
+        the end.
+        """
         text = self.path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         position = _skip_space(text, 0)
         if text[position] != "[":
             yield text.strip(), json.loads(text), ""
             return
+        decoder = json.JSONDecoder()
         position = _skip_space(text, position + 1)
-        while position < len(text) and text[position] != "]":
+        while text[position : position + 1] != "]":
             try:
                 value, end = decoder.raw_decode(text, position)
-                after = _skip_space(text, end)
-                if text[after : after + 1] not in (",", "]"):
-                    raise json.JSONDecodeError("Expecting ',' delimiter", text, after)
             except (ValueError, RecursionError) as error:
                 yield "", None, f"{error}; nothing after it could be read"
                 return
             yield text[position:end], value, ""
-            position = _skip_space(text, after + 1) if text[after] == "," else after
+            position = _skip_space(text, end)
+            if text[position : position + 1] == ",":
+                position = _skip_space(text, position + 1)
+            elif text[position : position + 1] != "]":
+                yield (
+                    "",
+                    None,
+                    f"no ',' or ']' at character {position}; nothing after it could be read",
+                )
+                return
+        if text[position + 1 :].strip():
+            yield "", None, "there is text after the end of the array, which could not be read"
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -111,11 +124,21 @@ class ParquetSource(_FileSource):
     """A row a record; columns keep their types when written back."""
 
     def records(self) -> Iterator[Record]:
+        file = self._file()
+        names = file.schema_arrow.names
+        # A wide table costs nothing; one without any of them is read whole, to say what it has.
+        columns = [name for name in RECORD_KEYS if name in names] or names
         row = 0
-        for batch in self._file().iter_batches(batch_size=_PARQUET_BATCH):
-            for value in batch.to_pylist():
-                yield Record(row, value)
-                row += 1
+        try:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH, columns=columns):
+                for value, error in _to_python(batch):
+                    yield Record(row, value, error)
+                    row += 1
+        except OSError as error:
+            raise DataError(
+                f"{self.name} is damaged after record {row} ({error}). "
+                "Records before it are scored; mend the file and run the command again."
+            ) from error
 
     def count(self) -> int:
         return int(self._file().metadata.num_rows)
@@ -137,3 +160,13 @@ class ParquetSource(_FileSource):
             return pq.ParquetFile(self.path)
         except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
             raise DataError(f"Cannot read {self.name} as Parquet: {error}") from error
+
+
+def _to_python(batch: pa.RecordBatch) -> list[tuple[Any, str]]:
+    """Value and error of each row; a cell that Python cannot hold spoils its own row alone."""
+    try:
+        return [(value, "") for value in batch.to_pylist()]
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1:
+            return [(None, str(error))]
+    return [pair for i in range(batch.num_rows) for pair in _to_python(batch.slice(i, 1))]

@@ -17,6 +17,7 @@ _ROLES = {
 _LIST_KEYS = ("messages", "conversations")
 _ROLE_AND_CONTENT_KEYS = (("role", "content"), ("from", "value"))
 _ID_KEYS = ("id", "conversation_id")
+RECORD_KEYS = (*_LIST_KEYS, *_ID_KEYS)  # all that is ever read of a record
 
 
 class SkipRecordError(Exception):
@@ -83,7 +84,18 @@ def _message(number: int, turn: Any) -> dict[str, str]:
             SkipReason.NOT_A_CONVERSATION,
             f"content of turn {number} is a {_kind(content)}, not text",
         )
+    if not is_unicode(content):
+        raise SkipRecordError(SkipReason.UNREADABLE, f"turn {number} is not valid Unicode")
     return {"role": _ROLES[role.lower()], "content": content}
+
+
+def is_unicode(text: str) -> bool:
+    """False for a string with half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> str:

@@ -18,7 +18,6 @@ class DatasetSource:
     """A `datasets` data set, from a saved folder or the hub."""
 
     name: str
-    location: str
     dataset: "Dataset" = field(repr=False)
 
     @classmethod
@@ -32,7 +31,7 @@ class DatasetSource:
                 f"Folder {name} is not a data set made by save_to_disk ({error}). "
                 "Name the files in it instead."
             ) from error
-        return cls(name, str(path.absolute()), _only_split(name, loaded))
+        return cls(str(path), _only_split(name, loaded))
 
     @classmethod
     def from_hub(cls, name: str) -> "DatasetSource":
@@ -49,7 +48,7 @@ class DatasetSource:
                 f"Data set {name} is neither a file here nor a hub data set that can be loaded: "
                 f"{first_line}"
             ) from error
-        return cls(name, name, _only_split(name, loaded))
+        return cls(name, _only_split(name, loaded))
 
     def records(self) -> Iterator[Record]:
         for row, value in enumerate(self.dataset):

@@ -15,14 +15,23 @@ from sfdd.conversations.formats import SkipRecordError, read_messages, record_id
 from sfdd.conversations.records import Source
 from sfdd.conversations.rendering import ChatRenderer
 from sfdd.conversations.sources import open_source
+from sfdd.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def open_sources(names: Sequence[str]) -> list[Source]:
-    """Open every data set before reading any, so that a mistyped name is noticed at once."""
-    return [open_source(name) for name in names]
+    """Open every data set before reading any, so that a mistyped name is noticed at once.
+
+    Raises:
+        DataError: one cannot be opened, or is given twice.
+    """
+    sources = [open_source(name) for name in names]
+    for i, source in enumerate(sources):
+        if source.name in (earlier.name for earlier in sources[:i]):
+            raise DataError(f"Data set {source.name} is given twice. Name every data set once.")
+    return sources
 
 
 def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Skipped]:
@@ -34,7 +43,7 @@ def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Ski
     for source in sources:
         for record in source.records():
             origin = Origin(source.name, record.row)
-            own_id = record_id(record.value)
+            own_id = _printable(record_id(record.value))
             unique = own_id and hash(own_id) not in seen
             seen.add(hash(own_id))
             id = own_id if unique else str(origin)
@@ -44,9 +53,14 @@ def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Ski
             try:
                 messages = read_messages(record.value)
             except SkipRecordError as skip:
-                yield Skipped(origin, id, str(skip), digest_json(record.value))
+                yield Skipped(origin, id, _printable(str(skip)), digest_json(record.value))
             else:
                 yield Conversation(origin, id, messages, digest_json(messages))
+
+
+def _printable(text: str) -> str:
+    """With halves of surrogate pairs spelt out: neither Parquet nor a terminal takes them."""
+    return text.encode("utf-8", errors="backslashreplace").decode()
 
 
 def tokenize_data(

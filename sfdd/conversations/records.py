@@ -20,11 +20,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """As the user wrote it."""
-
-    @property
-    def location(self) -> str:
-        """Where it is, whatever folder sfdd is started from."""
+        """Its whole path, or its hub id: the same however and wherever the user wrote it."""
 
     def records(self) -> Iterator[Record]:
         """Every record in order, readable or not."""

@@ -4,7 +4,6 @@ Nothing is decided here about what a record means. A record that cannot be read 
 reason, so that it is counted; only a data set that cannot be opened at all is an error.
 """
 
-import io
 import json
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from sfdd.conversations.files import (
     JsonSource,
     ParquetSource,
 )
+from sfdd.conversations.formats import is_unicode
 from sfdd.conversations.hub import DatasetSource
 from sfdd.conversations.records import Source
 from sfdd.errors import DataError
@@ -29,14 +29,16 @@ def open_source(name: str) -> Source:
     Raises:
         DataError: it does not exist, is empty, or is none of these.
     """
-    path = Path(name).expanduser()
+    if not is_unicode(name):
+        raise DataError(f"The name of data set {name!r} is not valid UTF-8; rename it.")
     if name.startswith("hf:"):
         return DatasetSource.from_hub(name)
+    path = Path(name).expanduser().resolve()
     if path.is_dir():
         return DatasetSource.from_disk(name, path)
     if path.is_file():
         return _open_file(name, path)
-    if path.suffix or name.count("/") != 1 or name.startswith((".", "~")):
+    if path.exists() or path.suffix or name.count("/") != 1 or name.startswith((".", "~")):
         raise DataError(
             f"Data set {name} does not exist. Give a JSONL, JSON or Parquet file, a folder made by "
             "save_to_disk, or a hub id such as org/name."
@@ -49,22 +51,19 @@ def _open_file(name: str, path: Path) -> Source:
         with path.open("rb") as handle:
             head = handle.read(4)
             if head == b"PAR1":
-                return ParquetSource(name, path)
+                return ParquetSource(path)
             handle.seek(len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0)
-            start = _first_line(handle)
+            lines = (line.strip() for line in handle if not line.isspace())
+            first, second = next(lines, b""), next(lines, b"")
     except OSError as error:
         raise DataError(f"Cannot read {name}: {error.strerror}.") from error
-    if not start:
-        raise DataError(f"Data set {name} is empty. Nothing was written.")
-    if start.startswith(b"[") or (
-        start.startswith(b"{") and not _is_json(start) and _is_json_file(path)
-    ):
-        return JsonSource(name, path)
-    return JsonLinesSource(name, path)
-
-
-def _first_line(handle: io.BufferedReader) -> bytes:
-    return next((line.strip() for line in handle if line.strip()), b"")
+    if not first:
+        raise DataError(f"Data set {name} is empty. Give one with at least one record.")
+    if second and _is_json(first):
+        return JsonLinesSource(path)
+    if first.startswith(b"[") or (first.startswith(b"{") and second and _is_json_file(path)):
+        return JsonSource(path)
+    return JsonLinesSource(path)
 
 
 def _is_json(text: bytes) -> bool:

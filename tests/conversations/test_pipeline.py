@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import pytest
 from conftest import byte_tokenizer
 from helpers import openai, sharegpt, write_jsonl
 
 from sfdd.conversations.conversation import Conversation, Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, read_conversations, tokenize_data
+from sfdd.errors import DataError
 
 
 def test_every_record_comes_out_once_and_in_order(tmp_path: Path) -> None:
@@ -37,6 +39,33 @@ def test_an_id_that_repeats_falls_back_to_the_place(tmp_path: Path) -> None:
     second = write_jsonl(tmp_path / "2.jsonl", [openai("e", "f", id="x"), openai("g", "h", id="y")])
     items = read_conversations(open_sources([str(first), str(second)]))
     assert [item.id for item in items] == ["x", f"{first}:1", f"{second}:0", "y"]
+
+
+def test_halves_of_surrogate_pairs_are_that_records_reason(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "d.jsonl",
+        [
+            r'{"id": "a", "messages": [{"role": "user", "content": "\ud800"}]}',
+            r'{"id": "b\ud800", "messages": [{"role": "\udfff", "content": ""}]}',
+            r'{"\ud800": 1}',
+            openai("Hi", "Hello", id="good"),
+        ],
+    )
+    *skipped, good = tokenize_data([str(path)], byte_tokenizer(), 100)
+    assert isinstance(good, TokenizedConversation)
+    reasons = [item.reason for item in skipped if isinstance(item, Skipped)]
+    assert reasons == [
+        "unreadable: turn 1 is not valid Unicode",
+        r"unknown_role: '\udfff' in turn 1",
+        r"not_a_conversation: no list under messages or conversations; it has \ud800",
+    ]
+    assert skipped[1].id == r"b\ud800"
+
+
+def test_a_data_set_given_twice(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [openai("a", "b")])
+    with pytest.raises(DataError, match=r"d\.jsonl is given twice"):
+        open_sources([str(path), f"{tmp_path}/./d.jsonl"])
 
 
 def test_the_content_hash_is_of_the_conversation_alone(tmp_path: Path) -> None:

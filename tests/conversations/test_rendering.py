@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -13,6 +14,7 @@ from sfdd.conversations.conversation import (
 )
 from sfdd.conversations.formats import read_messages
 from sfdd.conversations.rendering import ChatRenderer
+from sfdd.targets.transformers_target import TransformersTarget
 
 THINKING = (  # drops the reasoning from all but the last answer, as Qwen3's and DeepSeek-R1's do
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -22,6 +24,21 @@ THINKING = (  # drops the reasoning from all but the last answer, as Qwen3's and
 NO_END_OF_TURN = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+VICUNA = (
+    "{% for m in messages %}{{ 'USER: ' if m['role'] == 'user' else 'ASSISTANT: ' }}"
+    "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+NO_GENERATION_PROMPT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+ENDS_TWICE = CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
+TRIMS = CHATML.replace("m['content']", "m['content'] | trim")
+EMPTY_THOUGHT = (  # as Qwen3's: an empty thought in the last answer, none in the generation prompt
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if loop.last and m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PICKY = (
     "{% for m in messages %}"
@@ -91,7 +108,65 @@ def test_supervised_text_is_exactly_the_answers(turns: tuple[str, ...]) -> None:
 
 def test_a_template_without_an_end_of_turn_token() -> None:
     rendered = render("one", "two<|im_end|> and more", "three", "four", template=NO_END_OF_TURN)
-    assert supervised(rendered) == ["two<|im_end|> and more\n", "four\n"]
+    assert supervised(rendered) == ["two<|im_end|> and more", "four"]
+
+
+BLANKS = ("\n\nHello", " b \n", "  x", "\n", " ", "a ", "")
+
+
+@pytest.mark.parametrize("answer", [blank for blank in BLANKS if blank.strip()])
+@pytest.mark.parametrize("template", [CHATML, VICUNA, NO_GENERATION_PROMPT, ENDS_TWICE, TRIMS])
+def test_blanks_and_headers_are_told_apart(template: str, answer: str) -> None:
+    """Whatever stands around the content is the template's, with or without a generation prompt."""
+    rendered = render("q", answer, "r", f"{answer}!", template=template)
+    content = answer.strip() if template == TRIMS else answer
+    end = "" if template == VICUNA else "<|im_end|>"
+    last = f"{answer}!".strip() if template == TRIMS else f"{answer}!"
+    assert supervised(rendered) == [f"{content}{end}", f"{last}{end}"]
+
+
+def test_an_empty_turn_has_its_end_of_turn_alone() -> None:
+    assert supervised(render("q", "", "r", "b")) == ["<|im_end|>", "b<|im_end|>"]
+
+
+def test_an_empty_thought_that_the_template_adds_is_not_the_answer() -> None:
+    assert supervised(render("q", "yo", template=EMPTY_THOUGHT)) == ["yo<|im_end|>"]
+
+
+def test_a_blank_joined_to_the_answers_first_word(smollm2: TransformersTarget) -> None:
+    """A prompt that ends in a blank does not claim the word; one that ends in a line break does."""
+    tokenizer = copy.deepcopy(smollm2.tokenizer)
+    for template, expected in ((VICUNA, " Hello"), (CHATML, "\n\nHello<|im_end|>")):
+        tokenizer.chat_template = template
+        content = expected.removesuffix("<|im_end|>").lstrip(" ")
+        conversation = Conversation(
+            Origin("t", 0), "c", read_messages(openai("Hi", content)), "hash"
+        )
+        rendered = ChatRenderer(tokenizer, 100).render(conversation)
+        assert isinstance(rendered, TokenizedConversation)
+        text = tokenizer.decode(rendered.input_ids[rendered.loss_mask])
+        assert text in (expected, expected.replace("\n\n", "\n", 1))
+
+
+def test_a_long_conversation_is_cut_without_rendering_all_of_it() -> None:
+    rendered = render(*["turn"] * 4000, max_length=300)
+    assert isinstance(rendered, TokenizedConversation)
+    assert (len(rendered), rendered.truncated) == (300, True)
+
+
+def test_a_conversation_that_begins_with_the_assistant() -> None:
+    conversation = Conversation(
+        Origin("t", 0), "c", ({"role": "assistant", "content": "Welcome"},), "hash"
+    )
+    rendered = ChatRenderer(byte_tokenizer(), 100).render(conversation)
+    assert isinstance(rendered, Skipped)
+    assert rendered.reason == "begins_with_assistant"
+
+
+def test_a_template_that_writes_the_date_gives_the_same_text_every_day() -> None:
+    llama3 = "{% if not date_string %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ date_string }} "
+    rendered = render("q", "a", template=llama3 + CHATML)
+    assert pieces(rendered)[0][1].startswith("26 Jul 2024 ")
 
 
 def test_truncation_in_the_middle_of_an_answer() -> None:
@@ -126,7 +201,7 @@ def test_what_a_template_objects_to_is_that_records_reason() -> None:
     conversation = Conversation(
         Origin("test", 3),
         "c",
-        ({"role": "assistant", "content": "I begin"}, {"role": "user", "content": "Hm"}),
+        tuple({"role": role, "content": "Hm"} for role in ("user", "user", "assistant")),
         "hash",
     )
     rendered = ChatRenderer(byte_tokenizer(PICKY), 100).render(conversation)

@@ -91,14 +91,31 @@ class TestJson:
         path.write_text(json.dumps(RECORDS[0], indent=2))
         assert values(path) == [RECORDS[0]]
 
-    @pytest.mark.parametrize("end", ['{"id": "cut off', '{"id": 9} {"id": 10}]'])
-    def test_a_damaged_array_yields_what_came_before(self, tmp_path: Path, end: str) -> None:
+    @pytest.mark.parametrize(
+        ("end", "more"),
+        [
+            (', {"id": "cut off', []),
+            (', {"id": 9} {"id": 10}]', [{"id": 9}]),
+            (",", []),
+            ("", []),
+            ('] {"id": 9}', []),
+        ],
+    )
+    def test_a_damaged_array_yields_what_came_before_and_says_so(
+        self, tmp_path: Path, end: str, more: list[object]
+    ) -> None:
         path = tmp_path / "d.json"
-        path.write_text(json.dumps(RECORDS)[:-1] + ", " + end)
-        records = list(open_source(str(path)).records())
-        assert [record.value for record in records[:5]] == RECORDS
-        assert len(records) == 6
-        assert records[5].error.endswith("nothing after it could be read")
+        path.write_text(json.dumps(RECORDS)[:-1] + end)
+        *records, damage = open_source(str(path)).records()
+        assert [record.value for record in records] == RECORDS + more
+        assert not any(record.error for record in records)
+        assert "could" in damage.error
+        assert "be read" in damage.error
+
+    def test_lists_line_by_line_are_not_one_array(self, tmp_path: Path) -> None:
+        path = tmp_path / "d.json"
+        path.write_text('[{"role": "user"}]\n[]\n{"id": 1}\n')
+        assert values(path) == [[{"role": "user"}], [], {"id": 1}]
 
     def test_empty_array(self, tmp_path: Path) -> None:
         path = tmp_path / "d.json"
@@ -127,6 +144,18 @@ class TestParquet:
         out = pq.read_table(kept(path, rows, tmp_path / "out.parquet"))
         assert out.equals(table.take(sorted(rows)))
         assert out.schema.metadata[b"note"] == b"stays"
+
+    def test_a_cell_that_python_cannot_hold_spoils_its_own_row(self, tmp_path: Path) -> None:
+        when = pa.array([0, 2**62, 1], pa.timestamp("ms"))
+        path = tmp_path / "d.parquet"
+        pq.write_table(pa.table({"when": when}), path)
+        records = list(open_source(str(path)).records())
+        assert [bool(record.error) for record in records] == [False, True, False]
+
+    def test_only_the_columns_of_a_conversation_are_read(self, tmp_path: Path) -> None:
+        table = pa.table({"id": ["a"], "messages": [openai("x", "y")["messages"]], "other": [1]})
+        pq.write_table(table, tmp_path / "d.parquet")
+        assert values(tmp_path / "d.parquet") == [openai("x", "y", id="a")]
 
     def test_damaged(self, tmp_path: Path) -> None:
         path = tmp_path / "d.parquet"
