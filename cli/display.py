@@ -46,18 +46,36 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}"
 
 
+class _StageClock:
+    """Seconds spent in each stage: a command may go back and forth between two.
+
+    The time between two reports is that of the stage which makes the second one.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def seconds(self, moment: Progress) -> float:
+        now = time.monotonic()
+        self._seconds[moment.stage] = self._seconds.get(moment.stage, 0.0) + now - self._last
+        self._last = now
+        return self._seconds[moment.stage]
+
+
 def _lines() -> ProgressCallback:
-    started = last = time.monotonic()
+    clock = _StageClock()
+    last = time.monotonic()
 
     def show(moment: Progress) -> None:
         nonlocal last
-        now = time.monotonic()
+        seconds, now = clock.seconds(moment), time.monotonic()
         if now - last < _SECONDS_BETWEEN_LINES and moment.done != moment.total:
             return
         last = now
         of = f"/{moment.total}" if moment.total is not None else ""
         line = f"{moment.stage}: {moment.done}{of} {moment.unit}"
-        text = ", ".join(filter(None, (line, describe(moment, now - started))))
+        text = ", ".join(filter(None, (line, describe(moment, seconds))))
         print(text, file=sys.stderr, flush=True)
 
     return show
@@ -76,7 +94,7 @@ def _bar() -> Iterator[ProgressCallback]:
         TextColumn("{task.fields[text]}"),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
-        started = time.monotonic()
+        clock = _StageClock()
         tasks = {}
 
         def show(moment: Progress) -> None:
@@ -86,7 +104,7 @@ def _bar() -> Iterator[ProgressCallback]:
                 tasks[moment.stage],
                 completed=moment.done,
                 total=moment.total,
-                text=describe(moment, time.monotonic() - started),
+                text=describe(moment, clock.seconds(moment)),
             )
 
         yield show
@@ -94,7 +112,7 @@ def _bar() -> Iterator[ProgressCallback]:
 
 def print_json(report: Any) -> None:
     """A report as one JSON object on stdout."""
-    print(json.dumps(dataclasses.asdict(report), default=str, ensure_ascii=False))
+    print(json.dumps(dataclasses.asdict(report), default=str))
 
 
 def print_table(title: str, rows: Mapping[str, str]) -> None:

@@ -2,10 +2,13 @@
 
 import difflib
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_LISTS = ("data", "prompts")  # may be written as one string
 
 
 def _load_config(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -16,18 +19,29 @@ def _load_config(ctx: typer.Context, path: Path | None) -> Path | None:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}") from error
+    commands = list(getattr(ctx.parent and ctx.parent.command, "commands", ()))
+    for name, table in tables.items():
+        if name not in commands:
+            raise typer.BadParameter(f"{path}: unknown table [{name}]{_near(name, commands)}")
+        if not isinstance(table, dict):
+            raise typer.BadParameter(f"{path}: {name} is not a table; write [{name}]")
     table = tables.get(ctx.info_name or "", {})
-    known = [p.name for p in ctx.command.params if p.name not in (None, "config")]
     settings = {key.replace("-", "_"): value for key, value in table.items()}
+    known = [p.name for p in ctx.command.params if p.name not in (None, "config")]
     for key in settings:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = (
-                f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(known))}"
-            )
-            raise typer.BadParameter(f"{path}, [{ctx.info_name}]: unknown key {key!r}{hint}")
+            where = f"{path}, [{ctx.info_name}]"
+            raise typer.BadParameter(f"{where}: unknown key {key!r}{_near(key, known)}")
+    for name in _LISTS:
+        if isinstance(settings.get(name), str):
+            settings[name] = [settings[name]]
     ctx.default_map = {**(ctx.default_map or {}), **settings}
     return path
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
 
 
 Config = Annotated[

@@ -5,6 +5,7 @@ is checked against that when it is read, so scores of one target never filter da
 appear whole or not at all: they are written beside their destination and renamed into place.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -151,6 +152,29 @@ def ensure_writable(directory: Path) -> None:
         ) from error
 
 
+@contextmanager
+def exclusive(run: RunDirectory, stage: str) -> Iterator[None]:
+    """Keep other processes from doing the same stage in a run; the lock dies with the process.
+
+    Raises:
+        ArtifactError: another process is at it.
+    """
+    ensure_writable(run.root)
+    with (run.root / f".{stage}.lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            raise ArtifactError(
+                f"{run.root} is in use: {lock.read() or 'another process'} is doing the same. "
+                "Wait for it, or choose another --run."
+            ) from error
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {platform.node()}")
+        lock.flush()
+        yield
+
+
 def digest_bytes(data: bytes) -> str:
     """A short, stable identity of `data` (128 bits, hexadecimal)."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -189,5 +213,5 @@ def read_parquet_provenance(path: Path) -> Provenance:
         return Provenance.from_json(metadata[PARQUET_METADATA_KEY])
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(
-            f"{path} is damaged or was not written by sfdd ({error}). Make it again."
+            f"{path} is damaged or was not written by sfdd ({error}). Make it again with --overwrite."
         ) from error

@@ -79,7 +79,16 @@ class EagleDrafter(nn.Module):
         )
 
     def save(self, directory: Path, provenance: Provenance) -> None:
-        """Write config.json, model.safetensors and provenance.json, each atomically."""
+        """Write config.json, model.safetensors and provenance.json, each atomically.
+
+        Raises:
+            DrafterError: the weights are not finite.
+        """
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters()):
+            raise DrafterError(
+                "The drafter's weights are not finite, so it was not saved. Train it again with a "
+                "lower --learning-rate and --overwrite."
+            )
         # The body's prefix is ours alone: engines expect `fc.weight` and `layers.0.…`.
         weights = {
             name.removeprefix("body."): tensor.detach().cpu().contiguous()
@@ -99,11 +108,14 @@ class EagleDrafter(nn.Module):
         """
         _ensure_present(directory)
         try:
-            config = AutoConfig.from_pretrained(directory)
+            config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
             weights = load_file(directory / _WEIGHTS)
+            if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+                raise ValueError("some of its weights are not finite")
         except (OSError, ValueError, SafetensorError) as error:
             raise DrafterError(
-                f"The drafter in {directory} is damaged: {error}. Train it again with 'sfdd train-draft'."
+                f"The drafter in {directory} is damaged: {error}. Train it again with "
+                "'sfdd train-draft --overwrite'."
             ) from error
         for what, ours, theirs in (
             ("vocabulary", config.vocab_size, target.vocab_size),
@@ -138,7 +150,7 @@ def read_provenance(directory: Path) -> Provenance:
     except (OSError, ValueError) as error:
         raise DrafterError(
             f"The drafter in {directory} has no readable {_PROVENANCE}. "
-            "Train it again with 'sfdd train-draft'."
+            "Train it again with 'sfdd train-draft --overwrite'."
         ) from error
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.errors import UsageError
-from sfdd.targets.loading import DTYPES
+
+# Below it, logits divided by the temperature overflow; 0 is what is meant.
+_LOWEST_TEMPERATURE = 1e-3
 
 DEFAULT_PROMPTS = Path("data/eval_prompts.jsonl")
 
@@ -53,7 +55,9 @@ class EvalConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UsageError(f"--temperature must be 0 or more, not {self.temperature}.")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype}.")
+        if not (self.temperature == 0 or _LOWEST_TEMPERATURE <= self.temperature < math.inf):
+            raise UsageError(
+                f"--temperature must be 0, or at least {_LOWEST_TEMPERATURE:g}, not {self.temperature}."
+            )
+        if not 0 <= self.seed < 2**62:
+            raise UsageError(f"--seed must be at least 0 and below 2**62, not {self.seed}.")

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from sfdd.conversations.formats import is_unicode
 from sfdd.errors import DataError
 
 
@@ -58,7 +59,7 @@ def _parse_lines(path: Path) -> Iterator[Prompt]:
 def _parse(line: str, path: Path, number: int) -> Prompt:
     try:
         record: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
     turns = record.get("turns") if isinstance(record, dict) else None
     if not _are_turns(turns):
@@ -75,5 +76,5 @@ def _are_turns(value: Any) -> TypeGuard[list[str]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(turn, str) and turn.strip() for turn in value)
+        and all(isinstance(turn, str) and turn.strip() and is_unicode(turn) for turn in value)
     )

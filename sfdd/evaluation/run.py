@@ -143,7 +143,7 @@ def _provenance(
     return Provenance(
         identity={**target.identity, "prompts": digest_files(list(config.prompts))},
         about={
-            "target": target.source.name,
+            "target": target.source.reference,
             "drafter": str(directory) if directory else None,
             "drafter_provenance": json.loads(recorded.to_json()) if recorded else None,
             "settings": json.loads(json.dumps(asdict(config), default=str)),

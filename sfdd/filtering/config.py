@@ -54,5 +54,7 @@ class FilterConfig:
             raise UsageError(
                 f"--keep is {self.keep}; it is the fraction to keep, above 0 and at most 1."
             )
+        if self.seed < 0:
+            raise UsageError(f"--seed is {self.seed}; it must be 0 or above.")
         if self.metric not in METRICS:
             raise UsageError(f"--metric is {self.metric!r}; choose one of {', '.join(METRICS)}.")

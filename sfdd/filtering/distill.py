@@ -11,16 +11,16 @@ from sfdd.conversations.records import Source
 from sfdd.errors import DataError
 
 
-def check_unchanged(source: Source, fingerprints: Mapping[str, str], scored_as: str) -> None:
+def check_unchanged(source: Source, fingerprint: str) -> None:
     """Refuse data that are not what was scored: a row number would then mean another record."""
-    if source.fingerprint() != fingerprints.get(scored_as):
+    if source.fingerprint() != fingerprint:
         raise DataError(
             f"Data set {source.name} has changed since it was scored. Run 'sfdd score' again."
         )
 
 
 def distill(selection: pa.Table, sources: Mapping[str, Source], directory: Path) -> list[Path]:
-    """Write the kept records; one file per source, under the source's own file name.
+    """Write the kept records; one file per source that has any, under the source's own file name.
 
     Args:
         selection: columns source, row and kept.
@@ -29,6 +29,8 @@ def distill(selection: pa.Table, sources: Mapping[str, Source], directory: Path)
     written: list[Path] = []
     for scored_as, source in sources.items():
         rows = selection.filter(pc.equal(selection["source"], scored_as))
+        if not pc.any(rows["kept"]).as_py():
+            continue
         kept = np.zeros(len(rows), dtype=np.bool_)
         kept[rows["row"].to_numpy()] = rows["kept"].to_numpy()
         destination = _unused(directory / source.file_name, written)

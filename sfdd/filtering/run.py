@@ -1,5 +1,6 @@
 """`sfdd filter`: select by the scores, write the selection and the distilled data set."""
 
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from sfdd.artifacts import (
     Provenance,
     RunDirectory,
     atomic_path,
+    digest_files,
     environment,
+    exclusive,
     read_parquet_provenance,
 )
 from sfdd.conversations.records import Source
@@ -51,44 +54,86 @@ def filter_data(config: FilterConfig) -> FilterReport:
     run = RunDirectory(config.run)
     scores_path = config.scores or run.scores
     provenance = read_parquet_provenance(scores_path)
-    sources = _open_scored_data(provenance, config.data)
-    selection = select(
-        _read_scores(scores_path, config.metric), config.metric, config.keep, config.seed
-    )
-    if not selection.kept.num_rows:
-        raise ArtifactError(
-            f"{scores_path} holds no scored conversation, so there is nothing to keep. "
-            "Its column 'reason' says why each was skipped."
-        )
-    stale = _earlier_files(run)
-    distilled = distill(selection.table, sources, run.distilled)
-    _write_selection(run, selection, provenance, config, distilled)
-    for path in stale - set(distilled):
-        path.unlink(missing_ok=True)
+    with exclusive(run, "filter"):
+        sources = _open_scored_data(provenance, scores_path, config.data)
+        scores = _read_scores(scores_path, config.metric)
+        selection = select(scores, config.metric, config.keep, config.seed)
+        if not selection.kept.num_rows:
+            raise ArtifactError(
+                f"{scores_path} holds no scored conversation, so there is nothing to keep. "
+                "Its column 'reason' says why each was skipped."
+            )
+        distilled = _write(run, selection, sources, provenance, config)
     return _report(run, selection, config, distilled)
 
 
-def _open_scored_data(provenance: Provenance, moved_to: tuple[str, ...]) -> dict[str, Source]:
+def _open_scored_data(
+    provenance: Provenance, scores: Path, moved_to: tuple[str, ...]
+) -> dict[str, Source]:
     """The data sets that were scored, by the name they had, checked to be the same still."""
-    locations: dict[str, str] = provenance.about["data"]
-    if moved_to and len(moved_to) != len(locations):
+    fingerprints = provenance.about.get("data")
+    if not isinstance(fingerprints, dict):
+        raise ArtifactError(f"{scores} is not a finished score table. Make one with 'sfdd score'.")
+    if moved_to and len(moved_to) != len(fingerprints):
         raise UsageError(
-            f"--data names {len(moved_to)} data sets, but {len(locations)} were scored: "
-            f"{', '.join(locations)}. Name all of them, in that order."
+            f"--data names {len(moved_to)} data sets, but {len(fingerprints)} were scored: "
+            f"{', '.join(fingerprints)}. Name all of them, in that order."
         )
-    names = moved_to or tuple(locations.values())
+    names = moved_to or tuple(fingerprints)
     sources = {
-        scored_as: open_source(name) for scored_as, name in zip(locations, names, strict=True)
+        scored_as: open_source(name) for scored_as, name in zip(fingerprints, names, strict=True)
     }
     for scored_as, source in sources.items():
-        check_unchanged(source, provenance.about["data_fingerprints"], scored_as)
+        check_unchanged(source, fingerprints[scored_as])
     return sources
+
+
+def _write(
+    run: RunDirectory,
+    selection: Selection,
+    sources: dict[str, Source],
+    scores: Provenance,
+    config: FilterConfig,
+) -> list[Path]:
+    """Distilled files and selection together: the selection holds the digests of its files.
+
+    Killed between the two, the files do not match it, which whoever reads them next will notice.
+    """
+    earlier = _earlier_files(run)
+    staging = run.root / "distilled.partial"
+    shutil.rmtree(staging, ignore_errors=True)
+    staged = distill(selection.table, sources, staging)
+    distilled = [run.distilled / path.name for path in staged]
+    for path in distilled:
+        if any(path.resolve() == Path(source.name) for source in sources.values()):
+            raise ArtifactError(
+                f"{path} is one of the data sets scored; it would be overwritten. "
+                "Choose another --run."
+            )
+        if path.exists() and path not in earlier:
+            raise ArtifactError(
+                f"{path} exists, and sfdd did not write it. Move it away, or choose another --run."
+            )
+    digests = {path.name: digest_files([path]) for path in staged}
+    _write_selection(run, selection, scores, config, digests)
+    run.distilled.mkdir(exist_ok=True)
+    for source, destination in zip(staged, distilled, strict=True):
+        source.replace(destination)
+    staging.rmdir()
+    for path in earlier - set(distilled):
+        path.unlink(missing_ok=True)
+    return distilled
 
 
 def _read_scores(path: Path, metric: str) -> pa.Table:
     column = METRICS[metric].column
     columns = ["id", "source", "row", "status", "reason", "num_supervised_tokens"]
-    return pq.read_table(path, columns=[*columns, *([column] if column else [])])
+    try:
+        return pq.read_table(path, columns=[*columns, *([column] if column else [])])
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} is damaged ({error}). Score again with --overwrite."
+        ) from error
 
 
 def _earlier_files(run: RunDirectory) -> set[Path]:
@@ -96,7 +141,7 @@ def _earlier_files(run: RunDirectory) -> set[Path]:
     if not run.selection.exists():
         return set()
     about = read_parquet_provenance(run.selection).about
-    return {run.distilled / Path(name).name for name in about["distilled"]}
+    return {run.distilled / name for name in about["distilled"]}
 
 
 def _write_selection(
@@ -104,7 +149,7 @@ def _write_selection(
     selection: Selection,
     scores: Provenance,
     config: FilterConfig,
-    distilled: list[Path],
+    digests: dict[str, str],
 ) -> None:
     provenance = Provenance(
         identity={
@@ -116,7 +161,7 @@ def _write_selection(
         about={
             "target": scores.about["target"],
             "threshold": selection.threshold,
-            "distilled": [str(path.absolute()) for path in distilled],
+            "distilled": digests,
             "settings": asdict(config),
             "scores": scores.about,
             **environment(),

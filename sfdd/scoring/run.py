@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
 from time import monotonic
@@ -12,15 +12,17 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment
+from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment, exclusive
 from sfdd.conversations.conversation import Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, tokenize
 from sfdd.conversations.records import Source
+from sfdd.errors import DataError
 from sfdd.progress import Progress, ProgressCallback, silent
 from sfdd.scoring.batching import batches, windows
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.schema import SCORED, SKIPPED, score_schema, scored_row, skipped_row
 from sfdd.scoring.store import ScoreStore
+from sfdd.targets.statistics import TokenStats
 from sfdd.targets.transformers_target import TransformersTarget
 
 T = TypeVar("T")
@@ -77,6 +79,7 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
 
     Raises:
         SfddError: data or target cannot be used, or the run holds scores of other provenance.
+        DataError: not one record could be scored; the table with the reasons is there.
     """
     sources = open_sources(config.data)
     ensure_writable(config.run)
@@ -98,29 +101,50 @@ def score_with(
 ) -> ScoreReport:
     """`score` with a target and data sets that are open already."""
     run = RunDirectory(config.run)
-    provenance = _provenance(config, target, sources)
-    store = ScoreStore(run, score_schema(config.token_scores), provenance, config.overwrite)
-    started = monotonic()
-    # Both read all of the data; the first batch does not wait for them.
-    counts = _Counts(total=_in_background(lambda: sum(source.count() for source in sources)))
-    fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
-    records = tokenize(sources, target.tokenizer, config.max_length)
-    try:
-        for window in windows(_unfinished(records, store, counts)):
-            for batch in batches(window, config.batch_tokens):
-                stats = target.token_stats(batch)
+    with exclusive(run, "score"):
+        config = replace(config, max_length=target.usable_length(config.max_length))
+        provenance = _provenance(config, target, sources)
+        names = [source.name for source in sources]
+        schema = score_schema(config.token_scores)
+        store = ScoreStore(run, schema, provenance, names, config.overwrite)
+        started = monotonic()
+        # Both read all of the data; the first batch does not wait for them.
+        counts = _Counts(_in_background(lambda: sum(source.count() for source in sources)))
+        fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
+        try:
+            for batch, stats in _forward(target, sources, config, store, counts):
                 store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
                 counts.done += len(batch)
                 counts.tokens += sum(map(len, batch))
                 on_progress(counts.moment())
-    finally:
-        store.flush()
-    counts.total.result()
-    on_progress(counts.moment())
-    names = [source.name for source in sources]
-    about = {**provenance.about, "data_fingerprints": fingerprints.result()}
-    table = store.finish(names, Provenance(provenance.identity, about))
-    return _report(table, run.scores, store.resumed, counts, monotonic() - started)
+        finally:
+            store.flush()
+        counts.total.result()
+        on_progress(counts.moment())
+        about = {**provenance.about, "data": fingerprints.result()}
+        table = store.finish(Provenance(provenance.identity, about))
+    report = _report(table, run.scores, store.resumed, counts, monotonic() - started)
+    if not report.scored:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in report.reasons.items())
+        raise DataError(
+            f"None of the {report.read} records could be scored ({reasons or 'there are none'}). "
+            f"The column 'reason' of {run.scores} says why, record by record."
+        )
+    return report
+
+
+def _forward(
+    target: TransformersTarget,
+    sources: list[Source],
+    config: ScoreConfig,
+    store: ScoreStore,
+    counts: _Counts,
+) -> Iterator[tuple[list[TokenizedConversation], list[TokenStats]]]:
+    """The statistics of every conversation that has none yet, batch by batch."""
+    records = tokenize(sources, target.tokenizer, config.max_length)
+    for window in windows(_unfinished(records, store, counts)):
+        for batch in batches(window, config.batch_tokens):
+            yield batch, target.token_stats(batch)
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
@@ -164,8 +188,8 @@ def _provenance(
             "token_scores": config.token_scores,
         },
         about={
-            "target": config.target,
-            "data": {source.name: source.location for source in sources},
+            "target": target.source.reference,
+            "data": [source.name for source in sources],
             "settings": asdict(config),
             **environment(),
         },

@@ -5,6 +5,8 @@ import inspect
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
+from sfdd.errors import TargetError
+
 
 def new_cache() -> Cache:
     """An empty KV cache that keeps every position, so that rejected tokens can be taken back."""
@@ -12,9 +14,19 @@ def new_cache() -> Cache:
 
 
 def forget(cache: Cache, count: int) -> None:
-    """Remove the last `count` positions."""
-    if count:
-        cache.crop(-count)
+    """Remove the last `count` positions.
+
+    Raises:
+        TargetError: the model keeps a state that cannot be taken back, as linear attention does.
+    """
+    try:
+        if count:
+            cache.crop(-count)
+    except (AttributeError, IndexError, RuntimeError, ValueError, NotImplementedError) as error:
+        raise TargetError(
+            f"This target's cache cannot take back rejected tokens ({error}), which draft-verify "
+            "decoding needs. Only targets with attention in every layer can be evaluated."
+        ) from error
 
 
 def run_body(

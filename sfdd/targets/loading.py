@@ -56,6 +56,12 @@ class TargetSource:
         path = Path(self._location["pretrained_model_name_or_path"])
         return path if path.is_dir() else None
 
+    @property
+    def reference(self) -> str:
+        """How to name it so that it is found from any folder."""
+        path = Path(self.name).expanduser()
+        return str(path.resolve()) if path.exists() and self.name != smollm2.NAME else self.name
+
     def load_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The target's tokenizer; it must have a chat template.
 
@@ -130,7 +136,7 @@ class TargetSource:
     def _cannot_load(self, part: str, error: Exception) -> TargetError:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return TargetError(
-            f"Cannot load the {part} of target {self.name}: {first_line} "
+            f"Cannot load the {part} of target {self.name}: {first_line.rstrip('.')}. "
             f"Give a local model directory, a GGUF file, a hub id such as {smollm2.HUB_ID}, "
             f"or '{smollm2.NAME}'."
         )

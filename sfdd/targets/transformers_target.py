@@ -6,6 +6,7 @@ logits never exists.
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from sfdd.targets.statistics import STATISTICS, TokenStats, as_token_stats, logi
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
 # Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
 # statistics; a GPU is given more rows, since it wants few large kernels.
 _CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
@@ -31,7 +34,9 @@ _CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 class _ReturnStates(nn.Module):
     """Stands in for the body of a model whose hidden states are known already."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+    def forward(
+        self, input_ids: None = None, *_: Any, inputs_embeds: Tensor, **__: Any
+    ) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
@@ -69,7 +74,13 @@ class TransformersTarget:
         """Load by directory, GGUF file, hub id or `smollm2`; see `TargetSource` for errors."""
         source = TargetSource(name, trust_remote_code)
         tokenizer = source.load_tokenizer()
-        return cls(source.load_model(dtype, device, attn_implementation), tokenizer, source)
+        target = cls(source.load_model(dtype, device, attn_implementation), tokenizer, source)
+        if len(tokenizer) > (rows := len(target.embedding.weight)):
+            raise TargetError(
+                f"The tokenizer of {name} has {len(tokenizer)} tokens, but the model embeds {rows}. "
+                "Use the tokenizer that belongs to the model."
+            )
+        return target
 
     @property
     def config(self) -> "PreTrainedConfig":
@@ -93,6 +104,15 @@ class TransformersTarget:
     def embedding(self) -> nn.Embedding:
         """The input embeddings, frozen."""
         return self.model.get_input_embeddings()
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions the model was made for; None where its configuration does not say."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def _rope_type(self) -> str | None:
+        return (getattr(self.config, "rope_parameters", None) or {}).get("rope_type")
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
@@ -123,6 +143,14 @@ class TransformersTarget:
         """How many rows of logits fit in one chunk."""
         return max(1, _CHUNK_BYTES.get(self.device.type, 2**26) // (4 * self.vocab_size))
 
+    def usable_length(self, max_length: int) -> int:
+        """`max_length`, or the target's context where that is shorter; says so."""
+        context = self.context_length
+        if context is None or max_length <= context:
+            return max_length
+        log.warning("Conversations are cut at %d tokens, the context of the target.", context)
+        return context
+
     @torch.inference_mode()
     def token_stats(
         self, batch: Sequence[TokenizedConversation], padding_side: str = "right"
@@ -131,6 +159,13 @@ class TransformersTarget:
 
         The distribution scored for supervised token t is the one at position t - 1, which predicts it.
         """
+        if self._rope_type == "dynamic":
+            raise TargetError(
+                f"Target {self.source.name} uses dynamic RoPE scaling, with which a score would depend "
+                "on the conversations before it. Use a target with another rope_type."
+            )
+        if self._rope_type == "longrope" and len(batch) > 1:  # chosen by the longest of a batch
+            return [self.token_stats([conversation])[0] for conversation in batch]
         input_ids, attention_mask, starts = self._pad(batch, padding_side)
         hidden = self.hidden_states(input_ids, attention_mask)  # [B, T, H]
         rows, columns = _supervised_positions(batch, starts)  # [N], [N]

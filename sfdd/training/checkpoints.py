@@ -136,6 +136,11 @@ def check_continuable(drafter: Path, provenance: Provenance) -> None:
     steps = Checkpoints(drafter).steps()
     if is_finished(drafter):
         found = read_provenance(drafter)
+        if "result" not in found.about:
+            raise ArtifactError(
+                f"{drafter} holds a checkpoint, not the outcome of a training. "
+                "Choose another directory with --run, or replace it with --overwrite."
+            )
     elif steps:
         found = read_provenance(Checkpoints(drafter).path(steps[-1]))
     elif any((drafter / name).exists() for name in _DRAFTER):

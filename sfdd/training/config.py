@@ -74,7 +74,7 @@ class TrainConfig:
             self._require(name, isfinite(value) and value >= 0, "0 or a number above it")
         for name in ("warmup", "held_out"):
             self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        self._require("seed", self.seed >= 0, "0 or above")
+        self._require("seed", 0 <= self.seed < 2**63, "0 or above, and below 2**63")
         if self.hidden_loss_weight == self.token_loss_weight == 0:
             raise UsageError(
                 "--hidden-loss-weight and --token-loss-weight are both 0, so there is nothing to learn."

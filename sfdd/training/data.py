@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfdd.artifacts import RunDirectory, digest_bytes, digest_json, read_parquet_provenance
+from sfdd.artifacts import (
+    RunDirectory,
+    digest_bytes,
+    digest_files,
+    digest_json,
+    read_parquet_provenance,
+)
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
@@ -45,12 +51,18 @@ def _default_target(run: RunDirectory) -> str:
 
 
 def _default_data(run: RunDirectory) -> tuple[str, ...]:
+    """The run's distilled files, checked to be what the selection says."""
     if not run.selection.is_file():
         raise UsageError(
             f"No training data given, and {run.root} has no distilled data. "
             "Name a data set, or make one with 'sfdd filter'."
         )
-    return tuple(map(str, read_parquet_provenance(run.selection).about["distilled"]))
+    digests = read_parquet_provenance(run.selection).about["distilled"]
+    for name, digest in digests.items():
+        path = run.distilled / name
+        if not path.is_file() or digest_files([path]) != digest:
+            raise ArtifactError(f"{path} is not what 'sfdd filter' wrote. Run 'sfdd filter' again.")
+    return tuple(str(run.distilled / name) for name in digests)
 
 
 def check_selection(run: RunDirectory, target: str, identity: Mapping[str, Any]) -> None:
@@ -118,7 +130,8 @@ def split(conversations: Sequence[TokenizedConversation], held_out: float, seed:
     distinct = list(dict.fromkeys(contents))
     count = 0
     if held_out and len(distinct) > 1:
-        count = min(max(1, round(held_out * len(distinct))), _MOST_HELD_OUT)
+        wanted = max(1, round(held_out * len(distinct)))
+        count = min(wanted, len(distinct) - 1, _MOST_HELD_OUT)
     order = np.random.default_rng(seed).permutation(len(distinct))
     chosen = {distinct[i] for i in order[:count]}
     pairs = list(zip(conversations, contents, strict=True))

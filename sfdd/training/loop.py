@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ from sfdd.training.report import HeldOutScores, TrainReport, loss_at_ends
 from sfdd.training.schedule import BatchPlan, cut, learning_rate_factor, uniform_noise
 
 _BETAS = (0.9, 0.95)  # of AdamW, as in EAGLE
+_REMEDY = (
+    "Lower --learning-rate, use --dtype float32, or remove the conversations, and start again with "
+    "--overwrite."
+)
+_IDS_NAMED = 8  # conversations named in a message
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,10 @@ class Trainer:
             token_loss=token,
             top1_agreement=means.top1 / means.count,
         )
+        if not isfinite(scores.loss):
+            raise DrafterError(
+                f"Training stopped: the held-out loss after step {self.step} is {scores.loss}. {_REMEDY}"
+            )
         self.log.add_held_out(self.step, scores, time.perf_counter() - started)
 
     def _save_checkpoint(self) -> None:
@@ -236,9 +246,10 @@ def _require_finite(
 ) -> None:
     for name, value in (("loss", loss), ("gradient", norm)):
         if not torch.isfinite(value):
-            ids = ", ".join(c.id for c in conversations)
+            few = ", ".join(c.id for c in conversations[:_IDS_NAMED])
+            more = len(conversations) - _IDS_NAMED
+            ids = f"{few} and {more} more" if more > 0 else few
             raise DrafterError(
                 f"Training stopped: the {name} of step {step + 1} is {value.item()}, "
-                f"in the conversations {ids}. Lower --learning-rate, use --dtype float32, "
-                "or remove the conversations, and start again with --overwrite."
+                f"in the conversations {ids}. {_REMEDY}"
             )

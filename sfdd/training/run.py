@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment
+from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment, exclusive
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.conversations.pipeline import open_sources
-from sfdd.drafters.eagle import read_provenance
+from sfdd.drafters.eagle import EagleDrafter, read_provenance
 from sfdd.errors import DataError
 from sfdd.progress import ProgressCallback, silent
 from sfdd.targets.transformers_target import TransformersTarget
@@ -36,10 +36,12 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
         UsageError: no target or no data are given, and the run has none.
         TargetError: the target cannot be loaded.
         DataError: a data set cannot be read, or no record of it can be used.
+        ArtifactError: the run's data were selected by another target, or another process trains here.
     """
+    run, of_the_run = RunDirectory(config.run), not config.data
     config = with_run_defaults(config)
     sources = open_sources(config.data)
-    ensure_writable(RunDirectory(config.run).drafter)
+    ensure_writable(run.drafter)
     target = TransformersTarget.load(
         config.target or "",
         dtype=config.dtype,
@@ -47,8 +49,12 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
     )
-    data = read_training_data(sources, target.tokenizer, config.max_length)
-    report = train_draft(config, target, data.conversations, on_progress)
+    if of_the_run:
+        check_selection(run, target.source.name, target.identity)
+    config = replace(config, max_length=target.usable_length(config.max_length))
+    with exclusive(run, "train-draft"):
+        data = read_training_data(sources, target.tokenizer, config.max_length)
+        report = train_draft(config, target, data.conversations, on_progress)
     return replace(report, skipped=data.skipped)
 
 
@@ -66,17 +72,16 @@ def train_draft(
     Raises:
         DataError: there is nothing to train on.
         ArtifactError: the directory cannot be written, or holds a drafter of other settings, data or
-            target, or the run's data were selected by another target.
+            target.
         DrafterError: the loss or its gradient is no longer finite.
     """
     run = RunDirectory(config.run)
     usable = [c for c in conversations if learnable_tokens(c)]
     if not usable:
         raise DataError("No training data: no conversation has a supervised token to learn.")
-    check_selection(run, target.source.name, target.identity)
     provenance = Provenance(
         {**target.identity, **config.identity(), "training_data": digest_conversations(usable)},
-        {"target": target.source.name, "settings": config.to_json(), **environment()},
+        {"target": target.source.reference, "settings": config.to_json(), **environment()},
     )
     ensure_writable(run.drafter)
     if config.overwrite:
@@ -85,6 +90,7 @@ def train_draft(
     checkpoints = Checkpoints(run.drafter)
     if is_finished(run.drafter):
         checkpoints.remove()
+        EagleDrafter.load(run.drafter, target)  # whole, before it is called finished
         return TrainReport.from_json(read_provenance(run.drafter).about["result"], run.drafter)
 
     trainer = Trainer(config, target, split(usable, config.held_out, config.seed), provenance)

@@ -108,7 +108,7 @@ class TestConfigFile:
         config = tmp_path / "sfdd.toml"
         config.write_text(
             f'[score]\ntarget = "{tiny_directory}"\nmax-length = 200\n'
-            f'run = "{tmp_path / "from-file"}"\n[filter]\nkeep = 0.25\n'
+            f'run = "{tmp_path / "from-file"}"\ndata = "{data}"\n[filter]\nkeep = 0.25\n'
         )
         flag = tmp_path / "from-flag"
         env = {"SFDD_RUN": str(tmp_path / "from-environment")}
@@ -117,7 +117,7 @@ class TestConfigFile:
             ([], tmp_path / "from-environment", env),
             ([], tmp_path / "from-file", None),
         ):
-            done = sfdd("score", data, "--config", config, "--json", *extra, env=environment)
+            done = sfdd("score", "--config", config, "--json", *extra, env=environment)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["scores"] == str(expected / "scores.parquet")
         done = sfdd("filter", "--config", config, "--run", flag, "--json")
@@ -129,6 +129,21 @@ class TestConfigFile:
         done = sfdd("filter", "--config", config)
         assert done.returncode == 2
         assert "unknown key 'kep'; did you mean 'keep'?" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("[fitler]\n", "unknown table [fitler]; did you mean 'filter'?"),
+            ("filter = 5\n", "filter is not a table; write [filter]"),
+            ("keep = 5\n", "unknown table [keep]"),
+        ],
+    )
+    def test_a_table_that_is_none(self, content: str, complaint: str, tmp_path: Path) -> None:
+        config = tmp_path / "sfdd.toml"
+        config.write_text(content)
+        done = sfdd("filter", "--config", config)
+        assert done.returncode == 2
+        assert complaint in done.stderr
 
     def test_a_broken_file(self, tmp_path: Path) -> None:
         config = tmp_path / "sfdd.toml"

@@ -150,7 +150,7 @@ def test_data_and_target_default_to_those_of_the_run(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "Data set {data} is empty. Nothing was written."),
+        ("", "Data set {data} is empty. Give one with at least one record."),
         (
             "[]",
             "No training data in {data}: there are no records. "

@@ -66,9 +66,9 @@ def test_missing_empty_and_undecodable_files_are_named(tmp_path: Path) -> None:
         ({"num_speculative_tokens": 0}, "--num-speculative-tokens must be at least 1, not 0"),
         ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1"),
         ({"limit": 0}, "--limit must be at least 1"),
-        ({"temperature": -1.0}, "--temperature must be 0 or more"),
-        ({"temperature": float("nan")}, "--temperature must be 0 or more"),
-        ({"dtype": "int8"}, "--dtype must be one of auto, float32"),
+        ({"temperature": -1.0}, "--temperature must be 0, or at least 0.001, not -1.0"),
+        ({"temperature": float("nan")}, "--temperature must be 0, or at least"),
+        ({"seed": -1}, "--seed must be at least 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from helpers import openai, sharegpt, write_jsonl
 
-from sfdd.artifacts import read_parquet_provenance
+from sfdd.artifacts import digest_files, read_parquet_provenance
 from sfdd.errors import ArtifactError, DataError, UsageError
 from sfdd.filtering.config import FilterConfig
 from sfdd.filtering.run import FilterReport, filter_data
@@ -68,7 +68,8 @@ def test_the_selection_says_where_it_comes_from(scored: tuple[Path, Path]) -> No
     scores = read_parquet_provenance(run / "scores.parquet")
     assert provenance.identity == {**scores.identity, "metric": "entropy", "keep": 0.25}
     assert provenance.about["threshold"] == report.threshold
-    assert provenance.about["distilled"] == [str(run / "distilled" / "chat.jsonl")]
+    digest = digest_files([run / "distilled" / "chat.jsonl"])
+    assert provenance.about["distilled"] == {"chat.jsonl": digest}
     assert provenance.about["target"] == scores.about["target"]
 
 
@@ -146,6 +147,38 @@ def test_the_earlier_distilled_file_of_another_name_is_removed(
     assert {path.name for path in (run / "distilled").iterdir()} == {"moved.jsonl", "mine.txt"}
 
 
+def test_a_source_of_which_nothing_is_kept_makes_no_file(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
+    bad = write_jsonl(tmp_path / "bad.jsonl", [openai("Nobody answers")])
+    good = write_jsonl(tmp_path / "good.jsonl", [openai("Hi", "Hello")])
+    run = tmp_path / "run"
+    score(ScoreConfig((str(bad), str(good)), str(tiny_directory), run=run))
+    assert [path.name for path in run_filter(run).distilled] == ["good.jsonl"]
+    assert {path.name for path in (run / "distilled").iterdir()} == {"good.jsonl"}
+
+
+def test_the_users_own_files_are_never_overwritten(tiny_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "distilled").mkdir()
+    own = write_jsonl(tmp_path / "distilled" / "chat.jsonl", [openai("a", "b"), openai("c", "d")])
+    before = own.read_bytes()
+    score(ScoreConfig((str(own),), str(tiny_directory), run=tmp_path))
+    with pytest.raises(ArtifactError, match="is one of the data sets scored; it would be overwr"):
+        run_filter(tmp_path, keep=0.5)
+    other = write_jsonl(tmp_path / "chat.jsonl", [openai("a", "b"), openai("c", "d")])
+    score(ScoreConfig((str(other),), str(tiny_directory), run=tmp_path, overwrite=True))
+    with pytest.raises(ArtifactError, match="exists, and sfdd did not write it"):
+        run_filter(tmp_path, keep=0.5)
+    assert own.read_bytes() == before
+
+
+def test_a_selection_is_not_a_score_table(scored: tuple[Path, Path]) -> None:
+    _, run = scored
+    run_filter(run)
+    with pytest.raises(ArtifactError, match="is not a finished score table"):
+        run_filter(run, scores=run / "selection.parquet")
+
+
 def test_no_scores(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"scores\.parquet does not exist\. Run the command"):
         run_filter(tmp_path)
@@ -159,7 +192,8 @@ def test_scores_that_sfdd_did_not_write(tmp_path: Path) -> None:
 
 def test_nothing_scored(tiny_directory: Path, tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "d.jsonl", [openai("Nobody answers")])
-    score(ScoreConfig((str(data),), str(tiny_directory), run=tmp_path / "run"))
+    with pytest.raises(DataError, match="None of the 1 records"):
+        score(ScoreConfig((str(data),), str(tiny_directory), run=tmp_path / "run"))
     with pytest.raises(ArtifactError, match="holds no scored conversation"):
         run_filter(tmp_path / "run")
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import save_tiny_target
 from helpers import openai, write_jsonl
 
+from sfdd.errors import ArtifactError
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.run import score
 
@@ -82,7 +83,7 @@ def test_interrupted_and_continued_equals_uninterrupted(
     for name in set(whole.column_names) - set(exact):  # other batches round otherwise
         assert continued[name].to_pylist() == pytest.approx(whole[name].to_pylist(), rel=1e-5)
     assert not (run / "scores.partial").exists()
-    assert {path.name for path in run.iterdir()} == {"scores.parquet"}
+    assert {path.name for path in run.iterdir()} == {"scores.parquet", ".score.lock"}
 
 
 def test_a_damaged_shard_is_scored_again(data: Path, target: Path, tmp_path: Path) -> None:
@@ -96,3 +97,25 @@ def test_a_damaged_shard_is_scored_again(data: Path, target: Path, tmp_path: Pat
     shards[1].write_bytes(b"")
     report = score(ScoreConfig((str(data),), str(target), run=run))
     assert report.read == report.scored == 300
+
+
+def test_a_shard_of_another_target_is_refused(data: Path, target: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(data, target, run)
+    wait_for_shards(run, 1, process)
+    process.kill()
+    process.communicate()
+    other = save_tiny_target(tmp_path / "other", seed=1)
+    with pytest.raises(ArtifactError, match=r"holds scores made with another target \(was "):
+        score(ScoreConfig((str(data),), str(other), run=run))
+
+
+def test_two_processes_on_one_run(data: Path, target: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(data, target, run)
+    wait_for_shards(run, 1, process)
+    with pytest.raises(ArtifactError, match=rf"is in use: process {process.pid} on \S+ is doing"):
+        score(ScoreConfig((str(data),), str(target), run=run))
+    process.kill()
+    process.communicate()
+    assert score(ScoreConfig((str(data),), str(target), run=run)).read == 300

@@ -13,6 +13,7 @@ from helpers import openai, sharegpt, write_jsonl
 from sfdd.artifacts import RunDirectory, read_parquet_provenance
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.conversations.pipeline import tokenize_data
+from sfdd.conversations.sources import open_source
 from sfdd.errors import ArtifactError, DataError
 from sfdd.progress import Progress
 from sfdd.scoring.config import ScoreConfig
@@ -111,8 +112,7 @@ def test_the_file_says_where_it_comes_from(
     assert dict(tiny_target.identity).items() <= provenance.identity.items()
     assert provenance.identity["max_length"] == 4096
     assert provenance.about["target"] == str(tiny_directory)
-    assert provenance.about["data"] == {str(data): str(data)}
-    assert set(provenance.about["data_fingerprints"]) == {str(data)}
+    assert provenance.about["data"] == {str(data): open_source(str(data)).fingerprint()}
     assert provenance.about["versions"]["torch"] == torch.__version__
 
 
@@ -183,7 +183,7 @@ class TestRerun:
         with pytest.raises(DataError, match="has changed since it was scored: record 0 differs"):
             run_score(data, tiny_directory, tmp_path / "run")
         data.write_text("".join(original.splitlines(keepends=True)[:-1]))
-        with pytest.raises(DataError, match="holds scores of 1 records that the data given now"):
+        with pytest.raises(DataError, match="has changed since it was scored: 1 records"):
             run_score(data, tiny_directory, tmp_path / "run")
         report = run_score(data, tiny_directory, tmp_path / "run", overwrite=True)
         assert (report.read, report.resumed) == (5, 0)
@@ -211,6 +211,32 @@ class TestRerun:
             error.value
         )
 
+    def test_other_data_are_refused_before_anything_is_computed(
+        self, data: Path, tiny_directory: Path, tmp_path: Path
+    ) -> None:
+        run_score(data, tiny_directory, tmp_path / "run")
+        other = write_jsonl(tmp_path / "other.jsonl", [openai("a", "b")])
+        with pytest.raises(ArtifactError, match=r"holds scores of .*chat\.jsonl\. Name all"):
+            run_score(other, tiny_directory, tmp_path / "run")
+        both = ScoreConfig((str(data), str(other)), str(tiny_directory), run=tmp_path / "run")
+        report = score(both)
+        assert (report.read, report.resumed) == (7, 6)
+
+    def test_the_same_file_written_differently(
+        self, data: Path, tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_score(data, tiny_directory, tmp_path / "run")
+        monkeypatch.chdir(tmp_path)
+        assert run_score(Path("./chat.jsonl"), tiny_directory, Path("run")).resumed == 6
+
+    def test_a_damaged_table_is_named(
+        self, data: Path, tiny_directory: Path, tmp_path: Path
+    ) -> None:
+        run_score(data, tiny_directory, tmp_path / "run")
+        (tmp_path / "run" / "scores.parquet").write_bytes(b"PAR1")
+        with pytest.raises(ArtifactError, match=r"scores\.parquet are damaged .*--overwrite"):
+            run_score(data, tiny_directory, tmp_path / "run")
+
     def test_another_target_is_refused_by_name(
         self, data: Path, tiny_directory: Path, tmp_path: Path
     ) -> None:
@@ -236,10 +262,23 @@ def test_non_finite_logits_are_a_reason(data: Path, tmp_path: Path) -> None:
     assert (second["status"], second["flatness"]) == ("skipped", None)
 
 
-def test_nothing_scored_has_no_mean(tiny_directory: Path, tmp_path: Path) -> None:
+def test_nothing_scored_is_an_error_after_the_table_is_written(
+    tiny_directory: Path, tmp_path: Path
+) -> None:
     data = write_jsonl(tmp_path / "d.jsonl", [openai("Nobody answers")])
-    report = run_score(data, tiny_directory, tmp_path / "run")
-    assert (report.read, report.scored, report.mean_flatness) == (1, 0, None)
+    with pytest.raises(
+        DataError, match=r"None of the 1 records could be scored \(no_assistant_turn 1\)"
+    ):
+        run_score(data, tiny_directory, tmp_path / "run")
+    assert [row["reason"] for row in rows(tmp_path / "run")] == ["no_assistant_turn"]
+
+
+def test_the_targets_context_bounds_the_length(data: Path, tmp_path: Path) -> None:
+    target = save_tiny_target(tmp_path / "short", max_position_embeddings=64)
+    run_score(data, target, tmp_path / "run")
+    assert max(row["num_tokens"] for row in rows(tmp_path / "run")) == 64
+    identity = read_parquet_provenance(tmp_path / "run" / "scores.parquet").identity
+    assert identity["max_length"] == 64
 
 
 def test_unwritable_run_directory(data: Path, tiny_directory: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from conftest import byte_tokenizer, save_tiny_target
 from safetensors.torch import load_file, save_file
 
-from sfdd.errors import TargetError
+from sfdd.errors import TargetError, UsageError
 from sfdd.targets import smollm2 as embedded
 from sfdd.targets.loading import TargetSource
 from sfdd.targets.transformers_target import TransformersTarget
@@ -49,6 +49,17 @@ def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
         TargetError, match=r"lacks 1 weights .*first: model.layers.1.mlp.up_proj.weight"
     ):
         TransformersTarget.load(str(directory))
+
+
+def test_a_tokenizer_larger_than_the_model(tmp_path: Path) -> None:
+    directory = save_tiny_target(tmp_path / "small", vocab_size=200)
+    with pytest.raises(TargetError, match="has 259 tokens, but the model embeds 200"):
+        TransformersTarget.load(str(directory))
+
+
+def test_an_unknown_dtype(tiny_directory: Path) -> None:
+    with pytest.raises(UsageError, match="--dtype is 'int8'; choose one of auto, float32"):
+        TransformersTarget.load(str(tiny_directory), dtype="int8")
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from conftest import byte_tokenizer, save_tiny_target
+from conftest import byte_tokenizer, save_tiny_target, tiny_config
 from helpers import random_conversation
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.errors import TargetError
 from sfdd.targets.loading import TargetSource
 from sfdd.targets.statistics import STATISTICS
 from sfdd.targets.transformers_target import TransformersTarget
@@ -35,6 +36,7 @@ FAMILIES = {
     "granite": {"logits_scaling": 4.0},
     "mixtral": MIXTURE,
     "phi3": {"tie_word_embeddings": False},
+    "gpt_neox": {"hidden_act": "gelu"},
 }
 
 
@@ -117,6 +119,27 @@ def test_no_tensor_over_batch_length_and_vocabulary(
     batch = [random_conversation(50, 30, seed=i) for i in range(3)]
     tiny_target.token_stats(batch)
     assert rows == [8, 8, 8, 8, 8, 8, 8, 4]
+
+
+def test_positions_that_depend_on_the_batch(tiny_target: TransformersTarget) -> None:
+    """longrope picks its factors by the longest sequence: such a target forwards one at a time."""
+    factors = [1.0 + i for i in range(4)]
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+    scaling |= {"short_factor": factors, "long_factor": [3 * f for f in factors]}
+    config = tiny_config(rope_parameters=scaling | {"original_max_position_embeddings": 16})
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    target = TransformersTarget(model, byte_tokenizer(), TargetSource("longrope"))
+    batch = [random_conversation(length, 3, seed=length) for length in (40, 9)]
+    for stats, conversation in zip(target.token_stats(batch), batch, strict=True):
+        expected = plain_flatness(target, conversation)
+        assert (torch.from_numpy(stats.flatness).double() / expected - 1).abs().max() <= 1e-5
+
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = transformers.LlamaForCausalLM(config).eval()
+    target = TransformersTarget(model, byte_tokenizer(), TargetSource("dynamic"))
+    with pytest.raises(TargetError, match="uses dynamic RoPE scaling"):
+        target.token_stats(batch)
 
 
 def test_bfloat16_weights_accumulate_in_float32(tiny_directory: Path) -> None:

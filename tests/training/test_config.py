@@ -21,7 +21,7 @@ from sfdd.training.config import TrainConfig
         ({"noise": -0.1}, "--noise is -0.1; it must be 0 or a number above it."),
         ({"held_out": 1.0}, "--held-out is 1.0; it must be at least 0 and below 1."),
         ({"warmup": -0.5}, "--warmup is -0.5; it must be at least 0 and below 1."),
-        ({"seed": -1}, "--seed is -1; it must be 0 or above."),
+        ({"seed": -1}, "--seed is -1; it must be 0 or above, and below 2**63."),
         (
             {"hidden_loss_weight": 0.0, "token_loss_weight": 0.0},
             "--hidden-loss-weight and --token-loss-weight are both 0, so there is nothing to learn.",

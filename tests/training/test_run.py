@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import byte_tokenizer, save_tiny_target, tiny_config
+from helpers import openai, write_jsonl
+from safetensors.torch import load_file, save_file
 from training.helpers import conversation, equal, log_lines, weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sfdd.artifacts import Provenance, RunDirectory
+from sfdd.artifacts import Provenance, RunDirectory, digest_files
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.drafters.eagle import EagleDrafter, read_provenance, target_mismatch
 from sfdd.errors import ArtifactError, DataError, DrafterError
@@ -22,7 +24,7 @@ from sfdd.training.config import TrainConfig
 from sfdd.training.data import split
 from sfdd.training.loop import Trainer
 from sfdd.training.losses import draft_losses
-from sfdd.training.run import train_draft
+from sfdd.training.run import train, train_draft
 
 MakeConfig = Callable[..., TrainConfig]
 Conversations = list[TokenizedConversation]
@@ -264,19 +266,21 @@ def _selected_by(run: Path, identity: dict[str, object]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    provenance = Provenance(identity, {"target": "another/model", "distilled": ["a.jsonl"]})
+    (run / "distilled").mkdir(parents=True)
+    data = write_jsonl(run / "distilled" / "a.jsonl", [openai("Hi", f"Hello {i}") for i in "abc"])
+    distilled = {"a.jsonl": digest_files([data])}
+    provenance = Provenance(identity, {"target": "another/model", "distilled": distilled})
     schema = pa.schema([("id", pa.string())], {b"sfdd.provenance": provenance.to_json()})
-    run.mkdir(parents=True)
     pq.write_table(schema.empty_table(), RunDirectory(run).selection)
 
 
 def test_selection_of_another_target_is_refused(
-    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+    make_config: MakeConfig, tiny_target: TransformersTarget
 ) -> None:
     config = make_config()
     _selected_by(config.run, dict(tiny_target.identity) | {"target": "abc"})
     with pytest.raises(ArtifactError) as error:
-        train_draft(config, tiny_target, conversations)
+        train(config)
     assert str(error.value) == (
         f"The data in {config.run} were selected by another/model, but the target is "
         f"{config.target}: target (was abc, now {tiny_target.identity['target']}). "
@@ -285,11 +289,62 @@ def test_selection_of_another_target_is_refused(
 
 
 def test_selection_of_this_target_in_another_dtype_is_fine(
-    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+    make_config: MakeConfig, tiny_target: TransformersTarget
 ) -> None:
     config = make_config(max_steps=1)
     _selected_by(config.run, dict(tiny_target.identity) | {"dtype": "bfloat16"})
-    assert train_draft(config, tiny_target, conversations).steps == 1
+    assert train(config).steps == 1
+
+
+def test_distilled_data_that_are_not_what_was_selected_are_refused(
+    make_config: MakeConfig, tiny_target: TransformersTarget
+) -> None:
+    config = make_config(max_steps=1)
+    _selected_by(config.run, dict(tiny_target.identity))
+    write_jsonl(config.run / "distilled" / "a.jsonl", [openai("Other", "data")])
+    with pytest.raises(ArtifactError, match=r"a\.jsonl is not what 'sfdd filter' wrote"):
+        train(config)
+
+
+def test_everything_cannot_be_held_out(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    report = train_draft(make_config(held_out=0.99, max_steps=1), tiny_target, conversations)
+    assert report.conversations >= 1
+
+
+def test_the_last_step_can_diverge_too(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(learning_rate=1e20, max_steps=1)
+    with pytest.raises(DrafterError, match="the held-out loss after step 1 is nan"):
+        train_draft(config, tiny_target, conversations)
+    assert not (config.run / "drafter/provenance.json").exists()
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(
+    tiny_target: TransformersTarget, tmp_path: Path
+) -> None:
+    drafter = EagleDrafter.for_target(tiny_target)
+    drafter.save(tmp_path, Provenance({}))
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["fc.weight"][0, 0] = drafter.fc.weight.data[0, 0] = float("inf")
+    with pytest.raises(DrafterError, match="weights are not finite, so it was not saved"):
+        drafter.save(tmp_path, Provenance({}))
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(DrafterError, match="some of its weights are not finite"):
+        EagleDrafter.load(tmp_path, tiny_target)
+
+
+def test_a_damaged_drafter_is_not_finished(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(max_steps=1)
+    train_draft(config, tiny_target, conversations)
+    (config.run / "drafter/model.safetensors").write_bytes(b"")
+    with pytest.raises(DrafterError, match=r"is damaged: .* 'sfdd train-draft --overwrite'"):
+        train_draft(config, tiny_target, conversations)
+    assert train_draft(replace(config, overwrite=True), tiny_target, conversations).steps == 1
 
 
 def test_finished_training_is_reported_and_not_repeated(
