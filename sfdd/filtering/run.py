@@ -101,9 +101,25 @@ def _write(
     """
     earlier = _earlier_files(run)
     staging = run.root / "distilled.partial"
-    shutil.rmtree(staging, ignore_errors=True)
-    staged = distill(selection.table, sources, staging)
-    distilled = [run.distilled / path.name for path in staged]
+    try:
+        staged = distill(selection.table, sources, staging)
+        distilled = [run.distilled / path.name for path in staged]
+        _refuse_to_overwrite(distilled, earlier, sources)
+        digests = {path.name: digest_files([path]) for path in staged}
+        _write_selection(run, selection, scores, config, digests)
+        run.distilled.mkdir(exist_ok=True)
+        for path, destination in zip(staged, distilled, strict=True):
+            path.replace(destination)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    for path in earlier - set(distilled):
+        path.unlink(missing_ok=True)
+    return distilled
+
+
+def _refuse_to_overwrite(
+    distilled: list[Path], earlier: set[Path], sources: dict[str, Source]
+) -> None:
     for path in distilled:
         if any(path.resolve() == Path(source.name) for source in sources.values()):
             raise ArtifactError(
@@ -114,15 +130,6 @@ def _write(
             raise ArtifactError(
                 f"{path} exists, and sfdd did not write it. Move it away, or choose another --run."
             )
-    digests = {path.name: digest_files([path]) for path in staged}
-    _write_selection(run, selection, scores, config, digests)
-    run.distilled.mkdir(exist_ok=True)
-    for source, destination in zip(staged, distilled, strict=True):
-        source.replace(destination)
-    staging.rmdir()
-    for path in earlier - set(distilled):
-        path.unlink(missing_ok=True)
-    return distilled
 
 
 def _read_scores(path: Path, metric: str) -> pa.Table:
@@ -141,7 +148,7 @@ def _earlier_files(run: RunDirectory) -> set[Path]:
     if not run.selection.exists():
         return set()
     about = read_parquet_provenance(run.selection).about
-    return {run.distilled / name for name in about["distilled"]}
+    return {run.distilled / Path(name).name for name in about.get("distilled", ())}
 
 
 def _write_selection(
