@@ -1,8 +1,8 @@
 """How close `sfdd score` comes to the bare forward pass: tokens/s and peak memory, both in one run.
 
-The *bare forward* is the least that any scorer must compute: the target's body over the same number of
-tokens, packed without padding into rows of the data's typical length, and its head at as many positions
-as are supervised. No reading, no tokenizing, no statistics, nothing written. `sfdd score` is everything
+The *bare forward* is the least that any scorer must compute: the target's body over the same tokens,
+packed without padding into rows of the data's typical length, and its head at as many positions as are
+supervised. No reading, no tokenizing, no statistics, nothing written. `sfdd score` is everything
 except loading the model. The two alternate; quoted are medians over the rounds.
 
     python benchmarks/score_throughput.py [--conversations 100] [--rounds 5] [DATA ...]
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -32,10 +32,10 @@ DATA = Path(__file__).parent.parent / "data"
 
 @dataclass(frozen=True)
 class Work:
-    """The amount of computation in a data set."""
+    """What a data set asks of the target."""
 
     conversations: int
-    tokens: int
+    tokens: torch.Tensor  # [sum of T], one conversation after the other
     supervised: int
     row_length: int  # token-weighted mean length: the attention cost of a typical token
 
@@ -44,7 +44,7 @@ class Work:
         lengths = [len(conversation) for conversation in conversations]
         return cls(
             conversations=len(lengths),
-            tokens=sum(lengths),
+            tokens=torch.cat([torch.from_numpy(c.input_ids) for c in conversations]).long(),
             supervised=sum(c.num_supervised_tokens for c in conversations),
             row_length=sum(n * n for n in lengths) // sum(lengths),
         )
@@ -53,14 +53,12 @@ class Work:
 @torch.inference_mode()
 def bare_forward(target: TransformersTarget, work: Work) -> tuple[float, float]:
     """Seconds of the body and of the head for this amount of work."""
+    tokens = work.tokens.to(target.device)
     rows = max(1, BATCH_TOKENS // work.row_length)
     started = time.perf_counter()
-    remaining = work.tokens
-    while remaining > 0:
-        width = work.row_length if remaining >= rows * work.row_length else -(-remaining // rows)
-        ids = torch.randint(0, target.vocab_size, (rows, width), device=target.device)
-        hidden = target.hidden_states(ids)
-        remaining -= rows * width
+    for batch in tokens.split(rows * work.row_length):
+        width = min(work.row_length, len(batch))
+        hidden = target.hidden_states(batch[: len(batch) // width * width].view(-1, width))
     body = time.perf_counter() - started
     states = hidden.reshape(-1, target.hidden_size)[: target.rows_per_chunk]
     for _ in range(-(-work.supervised // len(states))):
@@ -128,8 +126,11 @@ def main() -> None:
         data = sample(names, options.conversations, Path(folder))
         target = TransformersTarget.load(options.target)
         work = measure_work(target, data)
-        print(f"{work}, {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}")
-        bare_forward(target, Work(1, 1000, 100, work.row_length))  # warm-up
+        print(
+            f"{work.conversations} conversations, {len(work.tokens):,} tokens, {work.supervised:,} supervised;"
+            f" {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}"
+        )
+        bare_forward(target, replace(work, tokens=work.tokens[:1000], supervised=100))  # warm-up
 
         bodies, bares, ours = [], [], []
         for number in range(1, options.rounds + 1):
@@ -148,7 +149,7 @@ def main() -> None:
         }
 
     def speed(seconds: list[float]) -> str:
-        return f"{work.tokens / statistics.median(seconds):>8,.0f}"
+        return f"{len(work.tokens) / statistics.median(seconds):>8,.0f}"
 
     print(f"{'':<22}{'tokens/s':>8}  peak memory")
     print(f"{'body alone':<22}{speed(bodies)}")

@@ -26,14 +26,35 @@ def progress() -> Iterator[ProgressCallback]:
         yield _lines()
 
 
-def describe(moment: Progress, seconds: float) -> str:
-    """Speed, time left and figures of a moment, after `seconds` of work."""
+class _Speedometer:
+    """What a stage has done since it first reported, and in how many seconds.
+
+    Loading a model comes before the first report, so it does not count as work. A stage that starts
+    over, as measuring does in every epoch, is a new one.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Progress, float]] = {}
+
+    def describe(self, moment: Progress) -> str:
+        """Speed, time left and figures of a moment."""
+        now = time.monotonic()
+        first, since = self._first.get(moment.stage, (moment, now))
+        if moment.done < first.done or moment.stage not in self._first:
+            first, since = self._first[moment.stage] = (moment, now)
+        return describe(moment, first, now - since)
+
+
+def describe(moment: Progress, first: Progress, seconds: float) -> str:
+    """`_Speedometer.describe`, `seconds` after the stage's `first` report."""
+    resumed = moment.resumed - first.resumed
+    speed = (moment.done - first.done - resumed) / seconds if seconds > 0 else 0.0
+    tokens = (moment.tokens - first.tokens) / seconds if seconds > 0 else 0.0
     parts = []
-    speed = (moment.done - moment.resumed) / seconds if seconds > 0 else 0.0
     if speed:
         parts.append(f"{speed:.3g} {moment.unit}/s")
-    if moment.tokens and seconds > 0:
-        parts.append(f"{moment.tokens / seconds:,.0f} tokens/s")
+    if tokens:
+        parts.append(f"{tokens:,.0f} tokens/s")
     if moment.total is not None and speed:
         parts.append(f"{_duration((moment.total - moment.done) / speed)} left")
     parts += [f"{name} {value}" for name, value in moment.figures.items()]
@@ -46,36 +67,19 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-class _StageClock:
-    """Seconds spent in each stage: a command may go back and forth between two.
-
-    The time between two reports is that of the stage which makes the second one.
-    """
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._seconds: dict[str, float] = {}
-
-    def seconds(self, moment: Progress) -> float:
-        now = time.monotonic()
-        self._seconds[moment.stage] = self._seconds.get(moment.stage, 0.0) + now - self._last
-        self._last = now
-        return self._seconds[moment.stage]
-
-
 def _lines() -> ProgressCallback:
-    clock = _StageClock()
+    speedometer = _Speedometer()
     last = time.monotonic()
 
     def show(moment: Progress) -> None:
         nonlocal last
-        seconds, now = clock.seconds(moment), time.monotonic()
+        description, now = speedometer.describe(moment), time.monotonic()
         if now - last < _SECONDS_BETWEEN_LINES and moment.done != moment.total:
             return
         last = now
         of = f"/{moment.total}" if moment.total is not None else ""
         line = f"{moment.stage}: {moment.done}{of} {moment.unit}"
-        text = ", ".join(filter(None, (line, describe(moment, seconds))))
+        text = ", ".join(filter(None, (line, description)))
         print(text, file=sys.stderr, flush=True)
 
     return show
@@ -94,7 +98,7 @@ def _bar() -> Iterator[ProgressCallback]:
         TextColumn("{task.fields[text]}"),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
-        clock = _StageClock()
+        speedometer = _Speedometer()
         tasks = {}
 
         def show(moment: Progress) -> None:
@@ -104,7 +108,7 @@ def _bar() -> Iterator[ProgressCallback]:
                 tasks[moment.stage],
                 completed=moment.done,
                 total=moment.total,
-                text=describe(moment, clock.seconds(moment)),
+                text=speedometer.describe(moment),
             )
 
         yield show

@@ -26,6 +26,13 @@ def _terminate(signal_number: int, frame: object) -> None:
     raise _Terminated
 
 
+def _what_next(command: str | None) -> str:
+    if command not in ("score", "train-draft"):
+        return "Nothing was written; run the command again."
+    without = " without --overwrite" if "--overwrite" in sys.argv else ""
+    return f"What was finished is kept: run the same command again{without} to continue."
+
+
 class _Commands(TyperGroup):
     """Turns a user's mistake into one sentence and Ctrl-C into advice; a bug keeps its traceback."""
 
@@ -39,10 +46,7 @@ class _Commands(TyperGroup):
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stop:
-            typer.echo(
-                "\nInterrupted. What was finished is kept: run the same command again to continue.",
-                err=True,
-            )
+            typer.echo(f"\nInterrupted. {_what_next(ctx.invoked_subcommand)}", err=True)
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
 
 

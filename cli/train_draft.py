@@ -110,8 +110,8 @@ def train_draft(
         typer.echo("Nothing to do: this training is finished already.", err=True)
     if json:
         display.print_json(report)
-    else:
-        display.print_table(f"Trained {report.drafter}", _rows(report))
+        return
+    display.print_table(f"Trained {report.drafter}", _rows(report))
     display.hint("sfdd eval", run)
 
 

@@ -8,6 +8,7 @@ appear whole or not at all: they are written beside their destination and rename
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import tempfile
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sfdd.errors import ArtifactError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_RUN = Path("runs/default")
 _RECORDED_PACKAGES = ("sfdd", "torch", "transformers", "tokenizers", "pyarrow")
@@ -163,12 +166,14 @@ def exclusive(run: RunDirectory, stage: str) -> Iterator[None]:
     with (run.root / f".{stage}.lock").open("a+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             lock.seek(0)
             raise ArtifactError(
                 f"{run.root} is in use: {lock.read() or 'another process'} is doing the same. "
                 "Wait for it, or choose another --run."
             ) from error
+        except OSError as error:  # some network file systems have no locks
+            log.warning("Cannot lock %s (%s): see that no other process uses it.", run.root, error)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {platform.node()}")
         lock.flush()
@@ -198,6 +203,10 @@ def digest_files(paths: list[Path]) -> str:
 PARQUET_METADATA_KEY = b"sfdd.provenance"
 
 
+def _maker(path: Path) -> str:
+    return "'sfdd filter'" if path.name == RunDirectory().selection.name else "'sfdd score'"
+
+
 def read_parquet_provenance(path: Path) -> Provenance:
     """The provenance in a Parquet file's schema metadata.
 
@@ -207,11 +216,11 @@ def read_parquet_provenance(path: Path) -> Provenance:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist. Run the command that makes it first.")
+        raise ArtifactError(f"{path} does not exist. Run {_maker(path)} first.")
     try:
         metadata = pq.read_schema(path).metadata or {}
         return Provenance.from_json(metadata[PARQUET_METADATA_KEY])
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(
-            f"{path} is damaged or was not written by sfdd ({error}). Make it again with --overwrite."
+            f"{path} is damaged or was not written by sfdd ({error}). Delete it and run {_maker(path)}."
         ) from error

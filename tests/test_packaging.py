@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_wheel_installs_and_runs(tmp_path: Path) -> None:
-    """Built from a copy, installed elsewhere, run from there: nothing of the checkout is needed."""
+    """Installed and run elsewhere, nothing of the checkout is needed."""
     pip = [sys.executable, "-m", "pip", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([*pip, *build], check=True)

@@ -15,6 +15,7 @@ class SkipReason(StrEnum):
 
     UNREADABLE = "unreadable"
     NOT_A_CONVERSATION = "not_a_conversation"
+    UNSUPPORTED = "unsupported"
     UNKNOWN_ROLE = "unknown_role"
     EMPTY = "empty_conversation"
     NO_ASSISTANT = "no_assistant_turn"

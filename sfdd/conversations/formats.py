@@ -17,7 +17,10 @@ _ROLES = {
 _LIST_KEYS = ("messages", "conversations")
 _ROLE_AND_CONTENT_KEYS = (("role", "content"), ("from", "value"))
 _ID_KEYS = ("id", "conversation_id")
-RECORD_KEYS = (*_LIST_KEYS, *_ID_KEYS)  # all that is ever read of a record
+# Templates render these, too; without them the target would see another conversation.
+_RECORD_EXTRAS = ("tools", "functions")
+_TURN_EXTRAS = ("tool_calls", "function_call", "reasoning_content", "reasoning")
+RECORD_KEYS = (*_LIST_KEYS, *_ID_KEYS, *_RECORD_EXTRAS)  # all that is ever read of a record
 
 
 class SkipRecordError(Exception):
@@ -61,6 +64,7 @@ def _turns(value: Any) -> list[Any]:
         )
     for key in _LIST_KEYS:
         if isinstance(value.get(key), list):
+            _refuse_extras(value, _RECORD_EXTRAS, "the record")
             return value[key]
     keys = ", ".join(map(str, list(value)[:6])) or "nothing"
     raise SkipRecordError(
@@ -77,6 +81,7 @@ def _message(number: int, turn: Any) -> dict[str, str]:
         raise SkipRecordError(
             SkipReason.NOT_A_CONVERSATION, f"turn {number} has neither role/content nor from/value"
         )
+    _refuse_extras(turn, _TURN_EXTRAS, f"turn {number}")
     if not isinstance(role, str) or role.lower() not in _ROLES:
         raise SkipRecordError(SkipReason.UNKNOWN_ROLE, f"{role!r} in turn {number}")
     if not isinstance(content, str):
@@ -87,6 +92,12 @@ def _message(number: int, turn: Any) -> dict[str, str]:
     if not is_unicode(content):
         raise SkipRecordError(SkipReason.UNREADABLE, f"turn {number} is not valid Unicode")
     return {"role": _ROLES[role.lower()], "content": content}
+
+
+def _refuse_extras(value: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in keys:
+        if value.get(key):
+            raise SkipRecordError(SkipReason.UNSUPPORTED, f"{key} in {where}")
 
 
 def is_unicode(text: str) -> bool:

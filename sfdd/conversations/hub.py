@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfdd.artifacts import atomic_path
+from sfdd.artifacts import atomic_path, digest_files
 from sfdd.conversations.records import Record
 from sfdd.errors import DataError
 
@@ -62,7 +62,8 @@ class DatasetSource:
         return f"{Path(self.name.removeprefix('hf:').replace(':', '-')).name}.parquet"
 
     def fingerprint(self) -> str:
-        return str(self.dataset._fingerprint)
+        files = [Path(file["filename"]) for file in self.dataset.cache_files]
+        return digest_files(files) if files else str(self.dataset._fingerprint)
 
     def write_kept(self, keep: Callable[[int], bool], destination: Path) -> None:
         rows = [row for row in range(len(self.dataset)) if keep(row)]

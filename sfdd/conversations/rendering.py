@@ -127,8 +127,12 @@ class ChatRenderer:
 
 
 def _common_prefix(left: str, right: str) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+    """How many characters two texts share at the start; bisected, since slices compare fast."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[:middle] == right[:middle] else (low, middle - 1)
+    return low
 
 
 def _token_starts(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -5,6 +5,7 @@ reason, so that it is counted; only a data set that cannot be opened at all is a
 """
 
 import json
+import re
 from pathlib import Path
 
 from sfdd.conversations.files import (
@@ -18,13 +19,16 @@ from sfdd.conversations.hub import DatasetSource
 from sfdd.conversations.records import Source
 from sfdd.errors import DataError
 
+_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".gz", ".zst", ".txt", ".csv", ".arrow")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
 
 def open_source(name: str) -> Source:
     """Recognise a data set by what it holds.
 
     Args:
         name: a JSONL, JSON or Parquet file, a folder made by `Dataset.save_to_disk`, or a hub id
-            (`org/name`, or `hf:org/name[:config][:split]`).
+            (`org/name`, `hf:org/name:split` or `hf:org/name:config:split`).
 
     Raises:
         DataError: it does not exist, is empty, or is none of these.
@@ -38,7 +42,7 @@ def open_source(name: str) -> Source:
         return DatasetSource.from_disk(name, path)
     if path.is_file():
         return _open_file(name, path)
-    if path.exists() or path.suffix or name.count("/") != 1 or name.startswith((".", "~")):
+    if path.exists() or path.suffix in _FILE_SUFFIXES or not _HUB_ID.fullmatch(name):
         raise DataError(
             f"Data set {name} does not exist. Give a JSONL, JSON or Parquet file, a folder made by "
             "save_to_disk, or a hub id such as org/name."

@@ -45,14 +45,15 @@ class EagleDrafter(nn.Module):
         body_config = copy.deepcopy(config)
         body_config.update({"vocab_size": 1, "pad_token_id": None})
         self.body = AutoModel.from_config(body_config, dtype=torch.float32)
-        try:
-            self.body.embed_tokens, self.body.norm = nn.Identity(), nn.Identity()
-            self.body.layers[0].input_layernorm = nn.Identity()
-        except (AttributeError, TypeError) as error:
+        layers = getattr(self.body, "layers", [None])
+        llama_like = all(hasattr(self.body, name) for name in ("embed_tokens", "norm"))
+        if not (llama_like and hasattr(layers[0], "input_layernorm")):
             raise TargetError(
                 f"An EAGLE drafter needs a Llama-like target; {config.model_type} is not built of "
-                "layers, norm and embed_tokens."
-            ) from error
+                "embed_tokens, layers with an input_layernorm, and norm."
+            )
+        self.body.embed_tokens, self.body.norm = nn.Identity(), nn.Identity()
+        layers[0].input_layernorm = nn.Identity()
 
     @classmethod
     def for_target(cls, target: "TransformersTarget", seed: int = 0) -> "EagleDrafter":

@@ -61,7 +61,8 @@ def evaluate(config: EvalConfig, progress: ProgressCallback = silent) -> EvalRep
 def _drafter_directory(config: EvalConfig) -> Path | None:
     """Where the trained drafter is; None where only an untrained one is wanted."""
     directory = config.drafter or RunDirectory(config.run).drafter
-    untrained_alone = config.untrained and config.drafter is None and not directory.exists()
+    trained = (directory / "config.json").is_file()
+    untrained_alone = config.untrained and config.drafter is None and not trained
     return None if untrained_alone else directory
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.errors import DataError
 
 # How far ahead conversations are collected to find others of like length. Bounds the memory, too.
 _WINDOW_CONVERSATIONS = 2048
@@ -15,12 +16,16 @@ def windows(
     """Consecutive conversations, up to a number of them and of tokens."""
     window: list[TokenizedConversation] = []
     tokens = 0
-    for conversation in conversations:
-        window.append(conversation)
-        tokens += len(conversation)
-        if len(window) >= _WINDOW_CONVERSATIONS or tokens >= _WINDOW_TOKENS:
-            yield window
-            window, tokens = [], 0
+    try:
+        for conversation in conversations:
+            window.append(conversation)
+            tokens += len(conversation)
+            if len(window) >= _WINDOW_CONVERSATIONS or tokens >= _WINDOW_TOKENS:
+                yield window
+                window, tokens = [], 0
+    except DataError:
+        yield window  # what could be read of damaged data is scored before the run ends
+        raise
     if window:
         yield window
 

@@ -111,6 +111,7 @@ def score_with(
         # Both read all of the data; the first batch does not wait for them.
         counts = _Counts(_in_background(lambda: sum(source.count() for source in sources)))
         fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
+        on_progress(counts.moment())
         try:
             for batch, stats in _forward(target, sources, config, store, counts):
                 store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])

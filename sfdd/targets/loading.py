@@ -70,8 +70,9 @@ class TargetSource:
         """
         from transformers import AutoTokenizer
 
+        location = self._location
         try:
-            tokenizer = AutoTokenizer.from_pretrained(**self._location)
+            tokenizer = AutoTokenizer.from_pretrained(**location)
         except Exception as error:
             raise self._cannot_load("tokenizer", error) from error
         if not tokenizer.chat_template:

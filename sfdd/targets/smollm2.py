@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 NAME = "smollm2"
@@ -63,7 +64,8 @@ def _convert(gguf: Path, directory: Path) -> Path:
         # Whole directory or none; a second process that converted meanwhile has won, with equal files.
         if not (directory / "config.json").is_file():
             shutil.rmtree(directory, ignore_errors=True)
-            staging.rename(directory)
+            with suppress(OSError):
+                staging.rename(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return directory

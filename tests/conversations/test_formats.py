@@ -15,6 +15,12 @@ def test_sharegpt_and_openai_mean_the_same() -> None:
     assert read_messages(openai("Hi", "Hello")) == expected
 
 
+def test_empty_extras_are_nothing() -> None:
+    record = openai("Hi", "Hello") | {"tools": None}
+    record["messages"][1] |= {"tool_calls": [], "reasoning_content": ""}
+    assert len(read_messages(record)) == 2
+
+
 def test_role_names_of_the_field() -> None:
     turns = [("system", "s"), ("human", "u"), ("gpt", "a"), ("user", "v"), ("chatgpt", "b")]
     record = {"conversations": [{"from": role, "value": text} for role, text in turns]}
@@ -41,6 +47,14 @@ def test_role_names_of_the_field() -> None:
         (
             {"messages": [{"role": "user", "content": ["part"]}]},
             "not_a_conversation: content of turn 1 is a list, not text",
+        ),
+        (
+            openai("Hi", "Hello") | {"tools": [{"name": "f"}]},
+            "unsupported: tools in the record",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]},
+            "unsupported: tool_calls in turn 1",
         ),
         (
             {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"}]},

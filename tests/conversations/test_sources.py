@@ -175,6 +175,12 @@ class TestDatasets:
         source.write_kept({2, 4}.__contains__, tmp_path / source.file_name)
         assert pq.read_table(tmp_path / source.file_name).to_pylist() == [RECORDS[2], RECORDS[4]]
 
+    def test_fingerprint_is_of_the_content(self, tmp_path: Path) -> None:
+        for name, records in (("a", RECORDS), ("b", RECORDS), ("c", RECORDS[::-1])):
+            Dataset.from_list(records).save_to_disk(str(tmp_path / name))
+        a, b, c = (open_source(str(tmp_path / name)).fingerprint() for name in "abc")
+        assert a == b != c
+
     def test_saved_splits(self, tmp_path: Path) -> None:
         split = Dataset.from_list(RECORDS)
         DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "both"))
@@ -212,6 +218,13 @@ def test_empty_file(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match=re.escape(f"Data set {path} is empty.")):
         open_source(str(path))
+
+
+@pytest.mark.parametrize("name", ["teknium/OpenHermes-2.5", "HuggingFaceH4/ultrachat_200k"])
+def test_hub_ids_with_dots_are_hub_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="is neither a file here nor a hub data set"):
+        open_source(name)
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:

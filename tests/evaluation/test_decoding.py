@@ -199,6 +199,19 @@ def test_greedy_decoding_equals_generate_on_smollm2(smollm2: TransformersTarget)
         assert list(drafted.tokens) == generate(smollm2, prompt_ids, 16)
 
 
+def test_accepted_chains_change_nothing_on_smollm2(smollm2: TransformersTarget) -> None:
+    """Real prompts; drafts of which all, none or some are right."""
+    script = [4, 0, 2, 4, 1, 3] * 9
+    for prompt in read_prompts([EVAL_PROMPTS], limit=3):
+        prompt_ids = encode(smollm2, prompt.turns[0])
+        limits = Limits(24, stop_token_ids(smollm2))
+        response = generate(smollm2, prompt_ids, 24)
+        proposer = Scripted(response, smollm2.vocab_size, script)
+        drafted = speculative_decode(smollm2, proposer, prompt_ids, limits, GREEDY, 4)
+        assert list(drafted.tokens) == response
+        assert drafted.acceptance.num_accepted > 0
+
+
 def test_cached_chains_equal_recomputation(
     tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int]
 ) -> None:

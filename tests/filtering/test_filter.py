@@ -55,10 +55,14 @@ def test_kept_records_are_the_originals_in_order(scored: tuple[Path, Path]) -> N
 
 
 def test_supervised_tokens_are_counted(scored: tuple[Path, Path]) -> None:
-    report = run_filter(scored[1], keep=1.0)
-    answers = [["b"], ["Hello there"], ["two", "four"], ["cödé 🙂"]]
-    tokens = sum(len(text.encode()) + 1 for turns in answers for text in turns)
-    assert report.supervised_tokens_scored == report.supervised_tokens_kept == tokens
+    answers = {0: ["b"], 2: ["Hello there"], 3: ["two", "four"], 5: ["cödé 🙂"]}
+    tokens = {row: sum(len(t.encode()) + 1 for t in turns) for row, turns in answers.items()}
+    for keep in (0.25, 0.5, 1.0):
+        report = run_filter(scored[1], keep=keep)
+        table = pq.read_table(report.selection)
+        kept = table.filter(table["kept"])["row"].to_pylist()
+        assert report.supervised_tokens_scored == sum(tokens.values())
+        assert report.supervised_tokens_kept == sum(tokens[row] for row in kept)
 
 
 def test_the_selection_says_where_it_comes_from(scored: tuple[Path, Path]) -> None:
@@ -180,7 +184,9 @@ def test_a_selection_is_not_a_score_table(scored: tuple[Path, Path]) -> None:
 
 
 def test_no_scores(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"scores\.parquet does not exist\. Run the command"):
+    with pytest.raises(
+        ArtifactError, match=r"scores\.parquet does not exist\. Run 'sfdd score' first"
+    ):
         run_filter(tmp_path)
 
 

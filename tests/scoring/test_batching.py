@@ -1,5 +1,7 @@
+import pytest
 from helpers import random_conversation
 
+from sfdd.errors import DataError
 from sfdd.scoring import batching
 from sfdd.scoring.batching import batches, windows
 
@@ -15,6 +17,17 @@ def test_batches_hold_every_conversation_within_the_budget() -> None:
 def test_equal_lengths_fill_the_budget_exactly() -> None:
     window = [random_conversation(25, 1, seed=i) for i in range(9)]
     assert [len(batch) for batch in batches(window, batch_tokens=100)] == [4, 4, 1]
+
+
+def test_what_was_read_before_damage_still_comes_out() -> None:
+    def damaged():
+        yield random_conversation(5, 1, seed=0)
+        raise DataError("the rest is damaged")
+
+    made = windows(damaged())
+    assert [len(c) for c in next(made)] == [5]
+    with pytest.raises(DataError):
+        next(made)
 
 
 def test_windows_keep_the_order_and_stay_small(monkeypatch) -> None:

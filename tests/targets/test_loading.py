@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,16 @@ from sfdd.targets.transformers_target import TransformersTarget
 
 
 def test_a_path_that_does_not_exist() -> None:
-    with pytest.raises(
-        TargetError,
-        match=re.escape(
-            "Target ./nowhere does not exist. Give a local model directory, a GGUF file, a hub id such "
-            "as HuggingFaceTB/SmolLM2-135M-Instruct, or 'smollm2'."
-        ),
-    ):
+    with pytest.raises(TargetError) as error:
         TransformersTarget.load("./nowhere")
+    assert str(error.value) == (
+        "Target ./nowhere does not exist. Give a local model directory, a GGUF file, a hub id such "
+        "as HuggingFaceTB/SmolLM2-135M-Instruct, or 'smollm2'."
+    )
 
 
 def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(TargetError, match="Cannot load the tokenizer of target nobody/nothing: "):
         TransformersTarget.load("nobody/nothing")
 
@@ -111,9 +108,20 @@ class TestEmbeddedTarget:
     def test_a_gguf_file_loads_as_it_is(self, smollm2: TransformersTarget) -> None:
         gguf = embedded._wheel_gguf()
         assert gguf is not None
-        source = TargetSource(str(gguf))
-        assert source.load_tokenizer().chat_template == smollm2.tokenizer.chat_template
-        assert len(source.fingerprint()) == 32
+        target = TransformersTarget.load(str(gguf))
+        assert target.tokenizer.chat_template == smollm2.tokenizer.chat_template
+        assert target.identity["target"] != smollm2.identity["target"]
+        for name, parameter in target.model.named_parameters():
+            assert torch.equal(parameter, smollm2.model.get_parameter(name)), name
+
+    def test_is_converted_where_the_cache_is_empty(
+        self, smollm2: TransformersTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        location = embedded.locate()
+        assert location == str(tmp_path / "sfdd" / "smollm2-135m-instruct")
+        assert TargetSource(location).fingerprint() == smollm2.identity["target"]
+        assert [path.name for path in (tmp_path / "sfdd").iterdir()] == ["smollm2-135m-instruct"]
 
     def test_falls_back_to_the_hub_id(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

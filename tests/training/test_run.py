@@ -306,6 +306,33 @@ def test_distilled_data_that_are_not_what_was_selected_are_refused(
         train(config)
 
 
+def test_half_the_data_is_half_the_steps(
+    make_config: MakeConfig, tiny_target: TransformersTarget
+) -> None:
+    equal_length = [conversation(number, length=24) for number in range(40)]
+    whole, half = (
+        train_draft(make_config(f"run{count}", held_out=0.0), tiny_target, equal_length[:count])
+        for count in (40, 20)
+    )
+    assert (whole.steps, half.steps) == (20, 10)  # 2 epochs, 96 tokens a step
+    rates = [line["learning_rate"] for line in log_lines(half.drafter.parent)]
+    assert [round(rate / 3e-3, 6) for rate in rates] == [round(n / 10, 6) for n in range(10, 0, -1)]
+
+
+def test_gradients_are_clipped_and_the_betas_are_eagles(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    """After one step AdamW's first moment is (1 - 0.9) times the gradient, whose norm is 0.5."""
+    config = make_config(hidden_loss_weight=1e3, held_out=0.0, max_steps=1)
+    trainer = Trainer(config, tiny_target, split(conversations, 0.0, 0), Provenance({}))
+    trainer.run(lambda _: None)
+    moments = [state["exp_avg"] for state in trainer.optimizer.state.values()]
+    norm = torch.cat([moment.flatten() for moment in moments]).norm().item()
+    assert log_lines(config.run)[0]["gradient_norm"] > 0.5
+    assert norm == pytest.approx(0.1 * 0.5, rel=1e-4)
+    assert trainer.optimizer.defaults["betas"] == (0.9, 0.95)
+
+
 def test_everything_cannot_be_held_out(
     make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
 ) -> None:
