@@ -56,9 +56,10 @@ def bare_forward(target: TransformersTarget, work: Work) -> tuple[float, float]:
     tokens = work.tokens.to(target.device)
     rows = max(1, BATCH_TOKENS // work.row_length)
     started = time.perf_counter()
-    for batch in tokens.split(rows * work.row_length):
-        width = min(work.row_length, len(batch))
-        hidden = target.hidden_states(batch[: len(batch) // width * width].view(-1, width))
+    for batch in torch.split(tokens, rows * work.row_length):
+        count = -(-len(batch) // work.row_length)  # of the last batch fewer, and shorter ones
+        width = len(batch) // count
+        hidden = target.hidden_states(batch[: count * width].view(count, width))
     body = time.perf_counter() - started
     states = hidden.reshape(-1, target.hidden_size)[: target.rows_per_chunk]
     for _ in range(-(-work.supervised // len(states))):
@@ -127,8 +128,8 @@ def main() -> None:
         target = TransformersTarget.load(options.target)
         work = measure_work(target, data)
         print(
-            f"{work.conversations} conversations, {len(work.tokens):,} tokens, {work.supervised:,} supervised;"
-            f" {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}"
+            f"{work.conversations} conversations, {len(work.tokens):,} tokens, "
+            f"{work.supervised:,} supervised; {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}"
         )
         bare_forward(target, replace(work, tokens=work.tokens[:1000], supervised=100))  # warm-up
 
