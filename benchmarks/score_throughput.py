@@ -129,7 +129,8 @@ def main() -> None:
         work = measure_work(target, data)
         print(
             f"{work.conversations} conversations, {len(work.tokens):,} tokens, "
-            f"{work.supervised:,} supervised; {torch.get_num_threads()} threads, {target.device}, {target.model.dtype}"
+            f"{work.supervised:,} supervised; {torch.get_num_threads()} threads, "
+            f"{target.device}, {target.model.dtype}"
         )
         bare_forward(target, replace(work, tokens=work.tokens[:1000], supervised=100))  # warm-up
 
