@@ -34,14 +34,15 @@ class _Speedometer:
     """
 
     def __init__(self) -> None:
-        self._first: dict[str, tuple[Progress, float]] = {}
+        self._stages: dict[str, tuple[Progress, float, Progress]] = {}
 
     def describe(self, moment: Progress) -> str:
         """Speed, time left and figures of a moment."""
         now = time.monotonic()
-        first, since = self._first.get(moment.stage, (moment, now))
-        if moment.done < first.done or moment.stage not in self._first:
-            first, since = self._first[moment.stage] = (moment, now)
+        first, since, last = self._stages.get(moment.stage, (moment, now, moment))
+        if moment.done < last.done:
+            first, since = moment, now
+        self._stages[moment.stage] = (first, since, moment)
         return describe(moment, first, now - since)
 
 
