@@ -4,7 +4,10 @@
 """
 
 import os
+import signal
 
+# Run in the background, Python ignores Ctrl-C, and so would the processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 

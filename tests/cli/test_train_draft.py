@@ -132,7 +132,7 @@ def test_json_and_nothing_to_do(tmp_path: Path, data: Path, arguments: list[str]
     assert (report["conversations"], report["held_out_conversations"]) == (19, 1)
     assert report["held_out_after"]["loss"] < report["held_out_before"]["loss"]
     assert again == report | {"already_finished": True}
-    assert "Nothing to do: this training is finished already.\nNext: sfdd eval" in second.stderr
+    assert "Nothing to do: this training is finished already.\n" in second.stderr
 
 
 def test_data_and_target_default_to_those_of_the_run(
