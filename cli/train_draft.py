@@ -121,6 +121,7 @@ def _rows(report: "TrainReport") -> dict[str, str]:
         "conversations": f"{report.conversations:,}",
         "held out": f"{report.held_out_conversations:,}",
         "skipped": f"{sum(report.skipped.values()):,}" + (f" ({reasons})" if reasons else ""),
+        "truncated": f"{report.truncated:,}",
         "steps": f"{report.steps:,} in {report.epochs} epochs",
         "tokens": f"{report.tokens:,}, {report.supervised_tokens:,} supervised",
         "training loss": f"{report.first_loss:.4f} -> {report.last_loss:.4f}",

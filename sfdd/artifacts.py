@@ -75,11 +75,15 @@ class Provenance:
     def differences(self, other: "Provenance") -> list[str]:
         """Names and values of the identity fields in which `other` differs from this one."""
         names = [*self.identity, *(name for name in other.identity if name not in self.identity)]
+        differing = (n for n in names if self.identity.get(n) != other.identity.get(n))
         return [
-            f"{name} (was {self.identity.get(name)}, now {other.identity.get(name)})"
-            for name in names
-            if self.identity.get(name) != other.identity.get(name)
+            f"{n} (was {self._value(other, n)}, now {other._value(self, n)})" for n in differing
         ]
+
+    def _value(self, other: "Provenance", name: str) -> Any:
+        """What a person calls the value, where that tells it from the other's; else the digest."""
+        called = self.about.get(name)
+        return self.identity.get(name) if called in (None, other.about.get(name)) else called
 
     def to_json(self) -> str:
         record = {"identity": dict(self.identity), "about": dict(self.about)}

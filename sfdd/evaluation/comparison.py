@@ -146,7 +146,7 @@ class Comparison:
         return {"role": "assistant", "content": text}
 
     def _fits(self, prompt_ids: Tensor) -> bool:
-        context: int | None = getattr(self.target.config, "max_position_embeddings", None)
+        context = self.target.context_length
         return context is None or len(prompt_ids) + self.limits.max_new_tokens <= context
 
     def _result(self, turns: Sequence[Turn], name: str) -> DrafterResult:

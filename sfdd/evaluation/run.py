@@ -108,7 +108,7 @@ def _by_set(
 ) -> Mapping[str, Measurement]:
     """Measure every prompt; the sums, by prompt set."""
     sets: dict[str, Measurement] = {}
-    comparison.warm_up(prompts[0])
+    comparison.warm_up(min(prompts, key=lambda prompt: len(prompt.turns[0])))
     progress(_moment(0, len(prompts), sets))
     for number, prompt in enumerate(prompts):
         if measured := comparison.measure(prompt, number):

@@ -185,9 +185,8 @@ class TransformersTarget:
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """input_ids [B, T], attention mask [B, T] where one is needed, first column of each row."""
         width = max(map(len, batch))
-        input_ids = torch.zeros(
-            len(batch), width, dtype=torch.int64
-        )  # any id pads: it is never read
+        # Any id pads: it is never read.
+        input_ids = torch.zeros(len(batch), width, dtype=torch.int64)
         starts = [width - len(c) if side == "left" else 0 for c in batch]
         for row, (conversation, start) in enumerate(zip(batch, starts, strict=True)):
             ids = torch.from_numpy(conversation.input_ids)

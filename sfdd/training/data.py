@@ -85,6 +85,10 @@ class TrainingData:
     conversations: list[TokenizedConversation]
     skipped: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def truncated(self) -> int:
+        return sum(conversation.truncated for conversation in self.conversations)
+
 
 def read_training_data(
     sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase", max_length: int

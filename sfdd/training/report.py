@@ -39,6 +39,7 @@ class TrainReport:
         held_out_before, held_out_after: None where nothing was held out.
         seconds: steps and held-out measurements, over every process that worked on the run.
         skipped: records that could not be used, by reason.
+        truncated: conversations cut at the maximum length.
         already_finished: an earlier process had finished it; nothing was trained now.
     """
 
@@ -56,6 +57,7 @@ class TrainReport:
     seconds: float
     tokens_per_second: float
     skipped: Mapping[str, int] = field(default_factory=dict)
+    truncated: int = 0
     already_finished: bool = False
 
     def to_json(self) -> dict[str, Any]:

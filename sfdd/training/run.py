@@ -55,7 +55,7 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
     with exclusive(run, "train-draft"):
         data = read_training_data(sources, target.tokenizer, config.max_length)
         report = train_draft(config, target, data.conversations, on_progress)
-    return replace(report, skipped=data.skipped)
+    return replace(report, skipped=data.skipped, truncated=data.truncated)
 
 
 def train_draft(

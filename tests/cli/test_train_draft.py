@@ -112,6 +112,7 @@ def test_summary_on_stdout_next_command_on_stderr(
         "conversations",
         "held out",
         "skipped",
+        "truncated",
         "steps",
         "tokens",
         "training loss",
