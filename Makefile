@@ -21,7 +21,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps $(TARGET_WHEEL)
 	touch $@
 
-demo: install  ## score -> filter -> train-draft -> eval on data/, then one table (about 8 minutes)
+demo: install  ## score -> filter -> train-draft -> eval on data/, then one table (6 to 8 minutes)
 	$(BIN)/python benchmarks/demo.py
 
 test: install  ## all tests, then lint and types
