@@ -80,5 +80,6 @@ def _only_split(name: str, loaded: Any) -> "Dataset":
     if len(loaded) == 1:
         return next(iter(loaded.values()))
     raise DataError(
-        f"Data set {name} has the splits {', '.join(loaded)}; name one: hf:{name}:SPLIT."
+        f"Data set {name} has the splits {', '.join(loaded)}; name one: hf:{name}:SPLIT on the hub, "
+        "the split's own folder on disk."
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment, exclusive
+from sfdd.artifacts import Provenance, RunDirectory, environment, exclusive
 from sfdd.conversations.conversation import Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, tokenize
 from sfdd.conversations.records import Source
@@ -82,15 +82,16 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
         DataError: not one record could be scored; the table with the reasons is there.
     """
     sources = open_sources(config.data)
-    ensure_writable(config.run)
-    target = TransformersTarget.load(
-        config.target,
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
-    )
-    return score_with(target, sources, config, on_progress)
+    # Locked before the target is loaded: nobody waits for that to be told that the run is in use.
+    with exclusive(RunDirectory(config.run), "score"):
+        target = TransformersTarget.load(
+            config.target,
+            dtype=config.dtype,
+            device=config.device,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        )
+        return score_with(target, sources, config, on_progress)
 
 
 def score_with(
@@ -99,31 +100,30 @@ def score_with(
     config: ScoreConfig,
     on_progress: ProgressCallback = silent,
 ) -> ScoreReport:
-    """`score` with a target and data sets that are open already."""
+    """`score` with a target and data sets that are open already, in a run of the caller's alone."""
     run = RunDirectory(config.run)
-    with exclusive(run, "score"):
-        config = replace(config, max_length=target.usable_length(config.max_length))
-        provenance = _provenance(config, target, sources)
-        names = [source.name for source in sources]
-        schema = score_schema(config.token_scores)
-        store = ScoreStore(run, schema, provenance, names, config.overwrite)
-        started = monotonic()
-        # Both read all of the data; the first batch does not wait for them.
-        counts = _Counts(_in_background(lambda: sum(source.count() for source in sources)))
-        fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
-        on_progress(counts.moment())
-        try:
-            for batch, stats in _forward(target, sources, config, store, counts):
-                store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
-                counts.done += len(batch)
-                counts.tokens += sum(map(len, batch))
-                on_progress(counts.moment())
-        finally:
-            store.flush()
-        counts.total.result()
-        on_progress(counts.moment())
-        about = {**provenance.about, "data": fingerprints.result()}
-        table = store.finish(Provenance(provenance.identity, about))
+    config = replace(config, max_length=target.usable_length(config.max_length))
+    provenance = _provenance(config, target, sources)
+    names = [source.name for source in sources]
+    schema = score_schema(config.token_scores)
+    store = ScoreStore(run, schema, provenance, names, config.overwrite)
+    started = monotonic()
+    # Both read all of the data; the first batch does not wait for them.
+    counts = _Counts(_in_background(lambda: sum(source.count() for source in sources)))
+    fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
+    on_progress(counts.moment())
+    try:
+        for batch, stats in _forward(target, sources, config, store, counts):
+            store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
+            counts.done += len(batch)
+            counts.tokens += sum(map(len, batch))
+            on_progress(counts.moment())
+    finally:
+        store.flush()
+    counts.total.result()
+    on_progress(counts.moment())
+    about = {**provenance.about, "data": fingerprints.result()}
+    table = store.finish(Provenance(provenance.identity, about))
     report = _report(table, run.scores, store.resumed, counts, monotonic() - started)
     if not report.scored:
         reasons = ", ".join(f"{reason} {count}" for reason, count in report.reasons.items())

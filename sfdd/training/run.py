@@ -42,17 +42,17 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
     config = with_run_defaults(config)
     sources = open_sources(config.data)
     ensure_writable(run.drafter)
-    target = TransformersTarget.load(
-        config.target or "",
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
-    )
-    if of_the_run:
-        check_selection(run, target.source.name, target.identity)
-    config = replace(config, max_length=target.usable_length(config.max_length))
     with exclusive(run, "train-draft"):
+        target = TransformersTarget.load(
+            config.target or "",
+            dtype=config.dtype,
+            device=config.device,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+        )
+        if of_the_run:
+            check_selection(run, target.source.name, target.identity)
+        config = replace(config, max_length=target.usable_length(config.max_length))
         data = read_training_data(sources, target.tokenizer, config.max_length)
         report = train_draft(config, target, data.conversations, on_progress)
     return replace(report, skipped=data.skipped, truncated=data.truncated)
@@ -89,8 +89,8 @@ def train_draft(
     check_continuable(run.drafter, provenance)
     checkpoints = Checkpoints(run.drafter)
     if is_finished(run.drafter):
-        checkpoints.remove()
         EagleDrafter.load(run.drafter, target)  # whole, before it is called finished
+        checkpoints.remove()
         return TrainReport.from_json(read_provenance(run.drafter).about["result"], run.drafter)
 
     trainer = Trainer(config, target, split(usable, config.held_out, config.seed), provenance)

@@ -368,9 +368,12 @@ def test_a_damaged_drafter_is_not_finished(
 ) -> None:
     config = make_config(max_steps=1)
     train_draft(config, tiny_target, conversations)
+    checkpoint = config.run / "drafter/checkpoints/step-1"
+    checkpoint.mkdir(parents=True)
     (config.run / "drafter/model.safetensors").write_bytes(b"")
     with pytest.raises(DrafterError, match=r"is damaged: .* 'sfdd train-draft --overwrite'"):
         train_draft(config, tiny_target, conversations)
+    assert checkpoint.exists()
     assert train_draft(replace(config, overwrite=True), tiny_target, conversations).steps == 1
 
 
