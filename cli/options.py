@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sfdd.conversations.config import FORMATS
+
 _LISTS = ("data", "prompts")  # may be written as one string
 
 
@@ -72,6 +74,23 @@ OptionalTarget = Annotated[
         help="Target model; default: the one that the run or the drafter records.",
     ),
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", help=f"Read every record as {', '.join(FORMATS)}; default: as what it is."
+    ),
+]
+REASONING_HELP = (
+    "Reasoning of thinking models: keep (rendered and supervised), mask (rendered only) or drop."
+)
+REWRITTEN_HELP = (
+    "Where the chat template rewrites earlier turns: expand to a sample per assistant turn, or "
+    "supervise the last one only."
+)
+LAST_TURN_HELP = "Supervise only the last assistant turn of every conversation."
+Reasoning = Annotated[str, typer.Option("--reasoning", help=REASONING_HELP)]
+Rewritten = Annotated[str, typer.Option("--rewritten", help=REWRITTEN_HELP)]
+LastTurnOnly = Annotated[bool, typer.Option("--last-turn-only", help=LAST_TURN_HELP)]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU), float32, bfloat16 or float16.")

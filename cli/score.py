@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sfdd.artifacts import DEFAULT_RUN
+from sfdd.conversations.config import MaskConfig
 from sfdd.scoring.config import ScoreConfig
 
 from . import display, options
@@ -14,10 +15,17 @@ _DEFAULT = ScoreConfig(data=("",), target="")
 
 def score(
     data: Annotated[
-        list[str], typer.Argument(help="JSONL, JSON or Parquet files, saved data sets or hub ids.")
+        list[str],
+        typer.Argument(
+            help="JSONL, JSON or Parquet files (or a pattern of them), saved data sets or hub ids."
+        ),
     ],
     target: options.Target,
     run: options.Run = DEFAULT_RUN,
+    format: options.Format = None,
+    reasoning: options.Reasoning = _DEFAULT.mask.reasoning,
+    rewritten: options.Rewritten = _DEFAULT.mask.rewritten,
+    last_turn_only: options.LastTurnOnly = False,
     max_length: Annotated[
         int, typer.Option(help="Tokens kept of a conversation; longer ones are cut and flagged.")
     ] = _DEFAULT.max_length,
@@ -43,6 +51,7 @@ def score(
         data=tuple(data),
         target=target,
         run=run,
+        mask=MaskConfig(format, reasoning, rewritten, last_turn_only),
         max_length=max_length,
         batch_tokens=batch_tokens,
         dtype=dtype,
@@ -69,6 +78,8 @@ def score(
             "skipped": f"{report.skipped:,}" + (f" ({reasons})" if reasons else ""),
             "finished earlier": f"{report.resumed:,}",
             "truncated": f"{report.truncated:,}",
+            "rewritten by the template": f"{report.rewritten:,}",
+            "exact duplicates": f"{report.duplicates:,}",
             "tokens": f"{report.num_tokens:,}",
             "supervised tokens": f"{report.num_supervised_tokens:,}",
             "mean flatness": "-" if report.mean_flatness is None else f"{report.mean_flatness:.4f}",

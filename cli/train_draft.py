@@ -25,6 +25,19 @@ def train_draft(
     ] = None,
     target: options.OptionalTarget = _DEFAULT.target,
     run: options.Run = DEFAULT_RUN,
+    format: options.Format = None,
+    reasoning: Annotated[
+        str | None, typer.Option(help=options.REASONING_HELP, show_default="as scored")
+    ] = None,
+    rewritten: Annotated[
+        str | None, typer.Option(help=options.REWRITTEN_HELP, show_default="as scored")
+    ] = None,
+    last_turn_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--last-turn-only/--every-turn", help=options.LAST_TURN_HELP, show_default="as scored"
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Times the data are read.")] = _DEFAULT.epochs,
     max_steps: Annotated[
         int | None, typer.Option(help="Stop after so many steps, even within an epoch.")
@@ -81,6 +94,10 @@ def train_draft(
         target=target,
         data=tuple(data or ()),
         run=run,
+        format=format,
+        reasoning=reasoning,
+        rewritten=rewritten,
+        last_turn_only=last_turn_only,
         epochs=epochs,
         learning_rate=learning_rate,
         warmup=warmup,

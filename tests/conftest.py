@@ -11,6 +11,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,19 +29,24 @@ CHATML = (
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def byte_tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """One token per byte (ids 3-258) after three special tokens (0-2)."""
+def byte_tokenizer(
+    chat_template: str | None = CHATML,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    bos_token: str | None = "<|im_start|>",
+    eos_token: str = "<|im_end|>",
+) -> PreTrainedTokenizerFast:
+    """Special tokens first (ids 0-2 of the default ones), then one token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    vocabulary = {token: i for i, token in enumerate([*special_tokens, *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(SPECIAL_TOKENS)
+    backend.add_special_tokens(list(special_tokens))
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        bos_token=bos_token,
+        eos_token=eos_token,
+        pad_token=special_tokens[0],
         chat_template=chat_template,
     )
 

@@ -1,9 +1,11 @@
 """Reading a data set for the target: every record comes out tokenized, or skipped with a reason."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sfdd.artifacts import digest_json
+from sfdd.conversations.config import Format, MaskConfig
 from sfdd.conversations.conversation import (
     Conversation,
     Origin,
@@ -11,34 +13,64 @@ from sfdd.conversations.conversation import (
     SkipReason,
     TokenizedConversation,
 )
-from sfdd.conversations.formats import SkipRecordError, read_messages, record_id
+from sfdd.conversations.formats import (
+    Content,
+    format_of,
+    looks_like,
+    read_content,
+    record_id,
+)
+from sfdd.conversations.messages import SkipRecordError
 from sfdd.conversations.records import Source
 from sfdd.conversations.rendering import ChatRenderer
-from sfdd.conversations.sources import open_source
+from sfdd.conversations.sources import expand_names, open_source
 from sfdd.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# So many records are looked at to tell a data set of conversations from one of something else.
+_RECORDS_LOOKED_AT = 100
 
-def open_sources(names: Sequence[str]) -> list[Source]:
+
+def open_sources(names: Sequence[str], format: str | None = None) -> list[Source]:
     """Open every data set before reading any, so that a mistyped name is noticed at once.
 
+    Args:
+        names: files, patterns such as `data/*.jsonl`, saved data sets or hub ids.
+        format: what the records are to be read as; None for what they are.
+
     Raises:
-        DataError: one cannot be opened, or is given twice.
+        DataError: one cannot be opened, is given twice, or holds something other than conversations.
     """
-    sources = [open_source(name) for name in names]
+    sources = [open_source(name) for name in expand_names(names)]
     for i, source in enumerate(sources):
         if source.name in (earlier.name for earlier in sources[:i]):
             raise DataError(f"Data set {source.name} is given twice. Name every data set once.")
+        if format is None:
+            _refuse_other_things(source)
     return sources
 
 
-def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Skipped]:
+def _refuse_other_things(source: Source) -> None:
+    """Refuse a data set whose first records can all be read, and none is a conversation."""
+    values = [r.value for r in islice(source.records(), _RECORDS_LOOKED_AT) if not r.error]
+    if values and not any(format_of(value) for value in values):
+        raise DataError(
+            f"Data set {source.name} is no list of conversations: its first record is "
+            f"{looks_like(values[0])}. Give records with messages, conversations, prompt and response, "
+            "instruction and output, or input_ids and loss_mask; --format says which, unasked."
+        )
+
+
+def read_conversations(
+    sources: Sequence[Source], format: str | None = None
+) -> Iterator[Conversation | Skipped]:
     """Every record of some data sets, in order.
 
     A record is known by its own id where that is unique, else by its source and row.
     """
+    wanted = Format(format) if format else None
     seen: set[int] = set()
     for source in sources:
         for record in source.records():
@@ -51,11 +83,26 @@ def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Ski
                 yield Skipped(origin, id, f"{SkipReason.UNREADABLE}: {record.error}")
                 continue
             try:
-                messages = read_messages(record.value)
+                content = read_content(record.value, wanted)
             except SkipRecordError as skip:
                 yield Skipped(origin, id, _printable(str(skip)), digest_json(record.value))
             else:
-                yield Conversation(origin, id, messages, digest_json(messages))
+                yield Conversation(
+                    origin=origin,
+                    id=id,
+                    messages=content.messages,
+                    content_hash=_content_hash(content),
+                    format=str(wanted or format_of(record.value)),
+                    tools=content.tools,
+                    muted=content.muted,
+                    tokens=content.tokens,
+                )
+
+
+def _content_hash(content: Content) -> str:
+    """The same for the same conversation, whatever format, file or id it came with."""
+    more = [content.tools, sorted(content.muted), content.tokens]
+    return digest_json([content.messages, *more] if any(more) else content.messages)
 
 
 def _printable(text: str) -> str:
@@ -64,16 +111,23 @@ def _printable(text: str) -> str:
 
 
 def tokenize_data(
-    names: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
+    names: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    config: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
 ) -> Iterator[TokenizedConversation | Skipped]:
     """The whole way: data sets by name -> tokenized conversations, in order."""
-    return tokenize(open_sources(names), tokenizer, max_length)
+    return tokenize(open_sources(names, config.format), tokenizer, max_length, config)
 
 
 def tokenize(
-    sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase", max_length: int
+    sources: Sequence[Source],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    config: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
 ) -> Iterator[TokenizedConversation | Skipped]:
-    """`tokenize_data` for data sets that are open already."""
-    renderer = ChatRenderer(tokenizer, max_length)
-    for item in read_conversations(sources):
-        yield item if isinstance(item, Skipped) else renderer.render(item)
+    """`tokenize_data` for data sets that are open already. A record's samples follow one another."""
+    renderer = ChatRenderer(tokenizer, max_length, config)
+    for item in read_conversations(sources, config.format):
+        rendered = item if isinstance(item, Skipped) else renderer.render(item)
+        yield from [rendered] if isinstance(rendered, Skipped) else rendered

@@ -14,7 +14,7 @@ from sfdd.conversations.files import (
     JsonSource,
     ParquetSource,
 )
-from sfdd.conversations.formats import is_unicode
+from sfdd.conversations.messages import is_unicode
 from sfdd.conversations.hub import DatasetSource
 from sfdd.conversations.records import Source
 from sfdd.errors import DataError
@@ -81,3 +81,7 @@ def _is_json(text: bytes) -> bool:
 def _is_json_file(path: Path) -> bool:
     """One pretty-printed object, as opposed to JSONL whose first line is broken."""
     return _is_json(path.read_bytes())
+
+
+def expand_names(names: list[str]) -> list[str]:  # stand-in until globs are here
+    return list(names)

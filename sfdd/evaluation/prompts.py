@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from sfdd.conversations.formats import is_unicode
+from sfdd.conversations.messages import is_unicode
 from sfdd.errors import DataError
 
 

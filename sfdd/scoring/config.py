@@ -1,9 +1,10 @@
 """What `sfdd score` can be told, and what it does when told nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN
+from sfdd.conversations.config import MaskConfig
 from sfdd.errors import UsageError
 
 
@@ -12,9 +13,10 @@ class ScoreConfig:
     """Settings of one scoring run.
 
     Attributes:
-        data: files, saved data sets or hub ids.
+        data: files, patterns, saved data sets or hub ids.
         target: local directory, GGUF file, hub id, or `smollm2`.
         max_length: tokens kept of a conversation; a longer one is cut there and flagged.
+        mask: what is read of a record, and which of its tokens are supervised.
         batch_tokens: padded tokens per forward pass.
         token_scores: also store the flatness of every supervised token.
         overwrite: start again instead of continuing or refusing.
@@ -23,6 +25,7 @@ class ScoreConfig:
     data: tuple[str, ...]
     target: str
     run: Path = DEFAULT_RUN
+    mask: MaskConfig = field(default_factory=MaskConfig)
     max_length: int = 4096
     batch_tokens: int = 4096
     dtype: str = "auto"

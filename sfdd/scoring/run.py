@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from threading import Thread
 from time import monotonic
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfdd.artifacts import Provenance, RunDirectory, environment, exclusive
-from sfdd.conversations.conversation import Skipped, TokenizedConversation
+from sfdd.conversations.conversation import Origin, Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, tokenize
 from sfdd.conversations.records import Source
 from sfdd.errors import DataError
@@ -27,7 +28,7 @@ from sfdd.targets.transformers_target import TransformersTarget
 
 T = TypeVar("T")
 
-LOSS_MASK_RULE = "assistant content and end of turn, every assistant turn"
+LOSS_MASK_RULE = "assistant content, reasoning, tool calls and end of turn"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ScoreReport:
 
     Attributes:
         resumed: how many of `read` were finished before this process.
+        rewritten: scored conversations whose history the template rewrites.
+        duplicates: scored conversations that are exact copies of an earlier one.
         reasons: number of skipped records by reason.
         mean_flatness: over scored conversations; None if there are none.
         seconds: of this process, model loading excluded.
@@ -48,6 +51,8 @@ class ScoreReport:
     skipped: int
     resumed: int
     truncated: int
+    rewritten: int
+    duplicates: int
     reasons: dict[str, int]
     num_tokens: int
     num_supervised_tokens: int
@@ -81,7 +86,7 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
         SfddError: data or target cannot be used, or the run holds scores of other provenance.
         DataError: not one record could be scored; the table with the reasons is there.
     """
-    sources = open_sources(config.data)
+    sources = open_sources(config.data, config.mask.format)
     # Locked before the target is loaded: nobody waits for that to be told that the run is in use.
     with exclusive(RunDirectory(config.run), "score"):
         target = TransformersTarget.load(
@@ -113,10 +118,10 @@ def score_with(
     fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
     on_progress(counts.moment())
     try:
-        for batch, stats in _forward(target, sources, config, store, counts):
-            store.add([scored_row(c, s) for c, s in zip(batch, stats, strict=True)])
-            counts.done += len(batch)
-            counts.tokens += sum(map(len, batch))
+        for parts, stats in _whole(_forward(target, sources, config, store, counts)):
+            store.add([scored_row(parts, stats)])
+            counts.done += 1
+            counts.tokens += sum(map(len, parts))
             on_progress(counts.moment())
     finally:
         store.flush()
@@ -142,10 +147,25 @@ def _forward(
     counts: _Counts,
 ) -> Iterator[tuple[list[TokenizedConversation], list[TokenStats]]]:
     """The statistics of every conversation that has none yet, batch by batch."""
-    records = tokenize(sources, target.tokenizer, config.max_length)
+    records = tokenize(sources, target.tokenizer, config.max_length, config.mask)
     for window in windows(_unfinished(records, store, counts)):
         for batch in batches(window, config.batch_tokens):
             yield batch, target.token_stats(batch)
+
+
+def _whole(
+    batches: Iterable[tuple[list[TokenizedConversation], list[TokenStats]]],
+) -> Iterator[tuple[list[TokenizedConversation], TokenStats]]:
+    """Conversations with all their samples, in whatever batches and order those were forwarded."""
+    waiting: dict[Origin, dict[int, tuple[TokenizedConversation, TokenStats]]] = {}
+    for batch, stats in batches:
+        for sample, of_sample in zip(batch, stats, strict=True):
+            parts = waiting.setdefault(sample.origin, {})
+            parts[sample.part] = (sample, of_sample)
+            if len(parts) == sample.parts:
+                del waiting[sample.origin]
+                samples, statistics = zip(*(parts[i] for i in range(sample.parts)), strict=True)
+                yield list(samples), TokenStats.join(statistics)
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
@@ -165,8 +185,9 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
 def _unfinished(
     records: Iterable[TokenizedConversation | Skipped], store: ScoreStore, counts: _Counts
 ) -> Iterator[TokenizedConversation]:
-    """Conversations that still need a forward pass; skipped records go straight to the store."""
-    for item in records:
+    """Samples that still need a forward pass; skipped records go straight to the store."""
+    for _, parts in groupby(records, key=lambda item: item.origin):
+        item = next(parts)
         if store.holds(item):
             counts.resumed += 1
             counts.done += 1
@@ -176,6 +197,7 @@ def _unfinished(
             counts.done += 1
         else:
             yield item
+            yield from (part for part in parts if not isinstance(part, Skipped))
 
 
 def _provenance(
@@ -186,6 +208,7 @@ def _provenance(
             **target.identity,
             "max_length": config.max_length,
             "loss_mask": LOSS_MASK_RULE,
+            **config.mask.identity(),
             "token_scores": config.token_scores,
         },
         about={
@@ -209,6 +232,8 @@ def _report(
         skipped=status[SKIPPED],
         resumed=resumed,
         truncated=_sum(table["truncated"]),
+        rewritten=_sum(table["rewritten"]),
+        duplicates=_duplicates(table),
         reasons=dict(Counter(reasons).most_common()),
         num_tokens=_sum(table["num_tokens"]),
         num_supervised_tokens=_sum(table["num_supervised_tokens"]),
@@ -216,6 +241,11 @@ def _report(
         seconds=seconds,
         tokens_per_second=counts.tokens / seconds,
     )
+
+
+def _duplicates(table: pa.Table) -> int:
+    hashes = table.filter(pc.equal(table["status"], SCORED))["content_hash"]
+    return len(hashes) - int(pc.count_distinct(hashes).as_py())
 
 
 def _sum(column: Any) -> int:

@@ -1,5 +1,6 @@
 """The columns of scores.parquet, and a row for every record read."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ SCORED, SKIPPED = "scored", "skipped"
 def score_schema(token_scores: bool) -> pa.Schema:
     """One row a record read, in the order of the data; means are over supervised tokens.
 
-    `reason`, the means and `token_flatness` are null where they do not apply.
+    `reason`, the means and `token_flatness` are null where they do not apply. Where the template
+    rewrites history, a conversation is several samples (`num_samples`); tokens and means are over all.
     """
     columns = [
         pa.field("id", pa.string(), nullable=False),
@@ -24,7 +26,9 @@ def score_schema(token_scores: bool) -> pa.Schema:
         pa.field("reason", pa.string()),
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("num_supervised_tokens", pa.int32(), nullable=False),
+        pa.field("num_samples", pa.int32(), nullable=False),
         pa.field("truncated", pa.bool_(), nullable=False),
+        pa.field("rewritten", pa.bool_(), nullable=False),
         *(pa.field(name, pa.float64()) for name in STATISTICS),
     ]
     if token_scores:
@@ -43,23 +47,32 @@ def skipped_row(item: Skipped) -> dict[str, Any]:
         "reason": item.reason,
         "num_tokens": 0,
         "num_supervised_tokens": 0,
+        "num_samples": 0,
         "truncated": False,
+        "rewritten": False,
     }
 
 
-def scored_row(conversation: TokenizedConversation, stats: TokenStats) -> dict[str, Any]:
-    """The row of a scored conversation; one whose statistics are not finite counts as skipped."""
-    means = stats.means()
+def scored_row(parts: Sequence[TokenizedConversation], stats: TokenStats) -> dict[str, Any]:
+    """The row of a scored conversation; one whose statistics are not finite counts as skipped.
+
+    Args:
+        parts: its samples, in order.
+        stats: of the supervised tokens of all of them, in order.
+    """
+    first = parts[0]
     finite = stats.all_finite()
     row = {
-        "id": conversation.id,
-        "source": conversation.origin.source,
-        "row": conversation.origin.row,
-        "content_hash": conversation.content_hash,
+        "id": first.id,
+        "source": first.origin.source,
+        "row": first.origin.row,
+        "content_hash": first.content_hash,
         "status": SCORED if finite else SKIPPED,
         "reason": None if finite else str(SkipReason.NON_FINITE),
-        "num_tokens": len(conversation),
-        "num_supervised_tokens": conversation.num_supervised_tokens,
-        "truncated": conversation.truncated,
+        "num_tokens": sum(map(len, parts)),
+        "num_supervised_tokens": sum(part.num_supervised_tokens for part in parts),
+        "num_samples": len(parts),
+        "truncated": first.truncated,
+        "rewritten": first.rewritten,
     }
-    return row | means | {"token_flatness": stats.flatness} if finite else row
+    return row | stats.means() | {"token_flatness": stats.flatness} if finite else row

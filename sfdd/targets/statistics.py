@@ -12,6 +12,7 @@ e = exp(z - m):
     nll          = m + log sum(e) - z[next token]                 nats
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
@@ -39,6 +40,11 @@ class TokenStats:
 
     def __len__(self) -> int:
         return len(self.flatness)
+
+    @classmethod
+    def join(cls, parts: Sequence["TokenStats"]) -> "TokenStats":
+        """One after another."""
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in STATISTICS))
 
     def all_finite(self) -> bool:
         """False where the target's logits were infinite or not a number."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sfdd.artifacts import DEFAULT_RUN
+from sfdd.conversations.config import MaskConfig
 from sfdd.errors import UsageError
 
 # Settings that do not change the weights that come out: a run may be continued with other values.
@@ -26,6 +27,8 @@ class TrainConfig:
         warmup: fraction of the steps over which the learning rate rises to `learning_rate`; it falls
             linearly to zero over the rest.
         batch_tokens: padded tokens per step; a longer conversation is a batch of its own.
+        format, reasoning, rewritten, last_turn_only: as in `MaskConfig`; None for what the run was
+            scored with.
         max_length: tokens kept of a conversation; a longer one is cut there.
         hidden_loss_weight: weight of SmoothL1(predicted, target hidden state).
         token_loss_weight: weight of the cross-entropy against the target's distribution.
@@ -39,6 +42,10 @@ class TrainConfig:
     target: str | None = None
     data: tuple[str, ...] = ()
     run: Path = DEFAULT_RUN
+    format: str | None = None
+    reasoning: str | None = None
+    rewritten: str | None = None
+    last_turn_only: bool | None = None
     epochs: int = 3
     learning_rate: float = 1e-3
     warmup: float = 0.05
@@ -60,6 +67,7 @@ class TrainConfig:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        _ = self.mask  # checks its own part
         for name in ("epochs", "checkpoint_every"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1")
@@ -79,6 +87,12 @@ class TrainConfig:
             raise UsageError(
                 "--hidden-loss-weight and --token-loss-weight are both 0, so there is nothing to learn."
             )
+
+    @property
+    def mask(self) -> MaskConfig:
+        """What is read of a record, and which tokens are supervised."""
+        choices = {f.name: getattr(self, f.name) for f in fields(MaskConfig)}
+        return MaskConfig(**{name: value for name, value in choices.items() if value is not None})
 
     def _require(self, name: str, condition: bool, wanted: str) -> None:
         if not condition:

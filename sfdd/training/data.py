@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from sfdd.artifacts import (
     digest_json,
     read_parquet_provenance,
 )
+from sfdd.conversations.config import MaskConfig
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
@@ -30,7 +31,7 @@ _MOST_HELD_OUT = 256
 
 
 def with_run_defaults(config: TrainConfig) -> TrainConfig:
-    """Fill in the target and the data that the run's earlier stages used, where none are given.
+    """Fill in the target, data and mask that the run's earlier stages used, where none are given.
 
     Raises:
         UsageError: there are none.
@@ -40,7 +41,16 @@ def with_run_defaults(config: TrainConfig) -> TrainConfig:
         config,
         target=config.target or _default_target(run),
         data=config.data or _default_data(run),
+        **_default_mask(run, config),
     )
+
+
+def _default_mask(run: RunDirectory, config: TrainConfig) -> dict[str, Any]:
+    """The drafter learns the tokens that were scored, unless told otherwise."""
+    path = next((path for path in (run.selection, run.scores) if path.is_file()), None)
+    scored_with = read_parquet_provenance(path).identity if path else {}
+    names = [f.name for f in fields(MaskConfig) if getattr(config, f.name) is None]
+    return {name: scored_with.get(name, getattr(MaskConfig(), name)) for name in names}
 
 
 def _default_target(run: RunDirectory) -> str:
@@ -87,11 +97,14 @@ class TrainingData:
 
     @property
     def truncated(self) -> int:
-        return sum(conversation.truncated for conversation in self.conversations)
+        return len({c.origin for c in self.conversations if c.truncated})
 
 
 def read_training_data(
-    sources: Sequence[Source], tokenizer: "PreTrainedTokenizerBase", max_length: int
+    sources: Sequence[Source],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    mask: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
 ) -> TrainingData:
     """Read and tokenize some data sets.
 
@@ -100,7 +113,7 @@ def read_training_data(
     """
     conversations: list[TokenizedConversation] = []
     skipped: Counter[str] = Counter()
-    for item in tokenize(sources, tokenizer, max_length):
+    for item in tokenize(sources, tokenizer, max_length, mask):
         if isinstance(item, Skipped):
             skipped[item.reason.partition(":")[0]] += 1
         elif learnable_tokens(item):
@@ -128,9 +141,11 @@ class Split:
 def split(conversations: Sequence[TokenizedConversation], held_out: float, seed: int) -> Split:
     """Hold out a fraction of the distinct conversations: one at least, unless there is but one.
 
-    Copies of a conversation stay on one side, or the drafter would be measured on what it has seen.
+    Copies of a conversation stay on one side, and so do its samples, or the drafter would be measured on
+    what it has seen.
     """
-    contents = [c.input_ids.tobytes() for c in conversations]
+    firsts = {c.origin: c.input_ids.tobytes() for c in reversed(conversations)}
+    contents = [firsts[c.origin] for c in conversations]
     distinct = list(dict.fromkeys(contents))
     count = 0
     if held_out and len(distinct) > 1:

@@ -40,7 +40,7 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
     """
     run, of_the_run = RunDirectory(config.run), not config.data
     config = with_run_defaults(config)
-    sources = open_sources(config.data)
+    sources = open_sources(config.data, config.format)
     ensure_writable(run.drafter)
     with exclusive(run, "train-draft"):
         target = TransformersTarget.load(
@@ -53,7 +53,7 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
         if of_the_run:
             check_selection(run, target.source.name, target.identity)
         config = replace(config, max_length=target.usable_length(config.max_length))
-        data = read_training_data(sources, target.tokenizer, config.max_length)
+        data = read_training_data(sources, target.tokenizer, config.max_length, config.mask)
         report = train_draft(config, target, data.conversations, on_progress)
     return replace(report, skipped=data.skipped, truncated=data.truncated)
 

@@ -55,9 +55,9 @@ def test_halves_of_surrogate_pairs_are_that_records_reason(tmp_path: Path) -> No
     assert isinstance(good, TokenizedConversation)
     reasons = [item.reason for item in skipped if isinstance(item, Skipped)]
     assert reasons == [
-        "unreadable: turn 1 is not valid Unicode",
+        "unreadable: content of turn 1 is not valid Unicode",
         r"unknown_role: '\udfff' in turn 1",
-        r"not_a_conversation: no list under messages or conversations; it has \ud800",
+        r"not_a_conversation: it looks like none of the formats; it has \ud800",
     ]
     assert skipped[1].id == r"b\ud800"
 

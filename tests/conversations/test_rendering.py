@@ -12,7 +12,7 @@ from sfdd.conversations.conversation import (
     Skipped,
     TokenizedConversation,
 )
-from sfdd.conversations.formats import read_messages
+from sfdd.conversations.formats import read_content
 from sfdd.conversations.rendering import ChatRenderer
 from sfdd.targets.transformers_target import TransformersTarget
 
@@ -51,8 +51,17 @@ PICKY = (
 def render(
     *turns: str, template: str = CHATML, max_length: int = 4096
 ) -> TokenizedConversation | Skipped:
-    conversation = Conversation(Origin("test", 0), "c", read_messages(openai(*turns)), "hash")
-    return ChatRenderer(byte_tokenizer(template), max_length).render(conversation)
+    conversation = Conversation(
+        Origin("test", 0), "c", read_content(openai(*turns)).messages, "hash"
+    )
+    return only(ChatRenderer(byte_tokenizer(template), max_length).render(conversation))
+
+
+def only(
+    rendered: list[TokenizedConversation] | Skipped,
+) -> TokenizedConversation | Skipped:
+    """The one sample of a conversation that needs no more."""
+    return rendered if isinstance(rendered, Skipped) else rendered[0]
 
 
 def pieces(rendered: TokenizedConversation | Skipped) -> list[tuple[bool, str]]:
@@ -140,9 +149,9 @@ def test_a_blank_joined_to_the_answers_first_word(smollm2: TransformersTarget) -
         tokenizer.chat_template = template
         content = expected.removesuffix("<|im_end|>").lstrip(" ")
         conversation = Conversation(
-            Origin("t", 0), "c", read_messages(openai("Hi", content)), "hash"
+            Origin("t", 0), "c", read_content(openai("Hi", content)).messages, "hash"
         )
-        rendered = ChatRenderer(tokenizer, 100).render(conversation)
+        rendered = only(ChatRenderer(tokenizer, 100).render(conversation))
         assert isinstance(rendered, TokenizedConversation)
         text = tokenizer.decode(rendered.input_ids[rendered.loss_mask])
         assert text in (expected, expected.replace("\n\n", "\n", 1))
@@ -189,12 +198,17 @@ def test_a_template_that_rewrites_history() -> None:
     assert supervised(render("q", "<think>hm</think>a", template=THINKING)) == [
         "<think>hm</think>a<|im_end|>"
     ]
-    rendered = render("q", "<think>hm</think>a", "r", "b", template=THINKING)
-    assert isinstance(rendered, Skipped)
-    assert rendered.reason == (
-        "template_rewrites_history: the template renders turn 2 differently once the conversation "
-        "goes on"
+    conversation = Conversation(
+        Origin("test", 0),
+        "c",
+        read_content(openai("q", "<think>hm</think>a", "r", "b")).messages,
+        "hash",
     )
+    samples = ChatRenderer(byte_tokenizer(THINKING), 4096).render(conversation)
+    assert [supervised(sample) for sample in samples] == [
+        ["<think>hm</think>a<|im_end|>"],
+        ["b<|im_end|>"],
+    ]
 
 
 def test_what_a_template_objects_to_is_that_records_reason() -> None:

@@ -37,6 +37,10 @@ def test_impossible_settings_are_refused_by_name(settings: dict[str, float], mes
 def test_identity_holds_what_decides_the_weights_and_nothing_else() -> None:
     config = TrainConfig()
     assert set(config.identity()) == {
+        "format",
+        "reasoning",
+        "rewritten",
+        "last_turn_only",
         "epochs",
         "learning_rate",
         "warmup",
