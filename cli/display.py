@@ -57,12 +57,13 @@ def describe(moment: Progress, first: Progress, seconds: float) -> str:
     if tokens:
         parts.append(f"{tokens:,.0f} tokens/s")
     if moment.total is not None and speed:
-        parts.append(f"{_duration((moment.total - moment.done) / speed)} left")
+        parts.append(f"{duration((moment.total - moment.done) / speed)} left")
     parts += [f"{name} {value}" for name, value in moment.figures.items()]
     return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
@@ -125,7 +126,16 @@ def print_table(title: str, rows: Mapping[str, str]) -> None:
     width = max(map(len, rows))
     print(title)
     for name, value in rows.items():
-        print(f"  {name:<{width}}  {value}")
+        first, *more = value.split("\n")
+        print(f"  {name:<{width}}  {first}")
+        for line in more:
+            print(f"  {'':<{width}}  {line}")
+
+
+def counted(total: int, parts: Mapping[str, int]) -> str:
+    """A number and what it is made of."""
+    named = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+    return f"{total:,}" + (f" ({named})" if named else "")
 
 
 def hint(command: str, run: Path) -> None:

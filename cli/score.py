@@ -39,6 +39,12 @@ def score(
     device: options.Device = _DEFAULT.device,
     attn_implementation: options.AttnImplementation = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Count, and estimate the time; write nothing. Reads all of the data."
+        ),
+    ] = False,
     overwrite: options.Overwrite = False,
     json: options.Json = False,
     config: options.Config = None,
@@ -61,6 +67,9 @@ def score(
         token_scores=token_scores,
         overwrite=overwrite,
     )
+    if dry_run:
+        _show_plan(settings, json)
+        return
     from sfdd.scoring.run import score as run_score
 
     with display.progress() as on_progress:
@@ -69,13 +78,12 @@ def score(
     if json:
         display.print_json(report)
         return
-    reasons = ", ".join(f"{reason} {count}" for reason, count in report.reasons.items())
     display.print_table(
         f"Scored into {report.scores}",
         {
             "read": f"{report.read:,}",
             "scored": f"{report.scored:,}",
-            "skipped": f"{report.skipped:,}" + (f" ({reasons})" if reasons else ""),
+            "skipped": display.counted(report.skipped, report.reasons),
             "finished earlier": f"{report.resumed:,}",
             "truncated": f"{report.truncated:,}",
             "rewritten by the template": f"{report.rewritten:,}",
@@ -87,3 +95,29 @@ def score(
         },
     )
     display.hint("sfdd filter --keep 0.5", run)
+
+
+def _show_plan(settings: ScoreConfig, json: bool) -> None:
+    from sfdd.scoring.plan import plan
+
+    with display.progress() as on_progress:
+        report = plan(settings, on_progress)
+    if json:
+        display.print_json(report)
+        return
+    display.print_table(
+        "Would score (nothing was written)",
+        {
+            "read": display.counted(report.read, report.formats),
+            "scored": f"{report.scored:,}",
+            "skipped": display.counted(report.skipped, report.reasons),
+            "truncated": f"{report.truncated:,}",
+            "rewritten by the template": f"{report.rewritten:,} (as {report.samples:,} samples)",
+            "exact duplicates": f"{report.duplicates:,}",
+            "tokens": f"{report.num_tokens:,}",
+            "supervised tokens": f"{report.num_supervised_tokens:,}",
+            "roles": "\n".join(f"{n:,} x {roles}" for roles, n in report.roles.items()) or "-",
+            "tokens/s": f"{report.tokens_per_second:,.0f} (of {report.warmup_tokens:,} tokens tried)",
+            "estimated time": display.duration(report.seconds),
+        },
+    )

@@ -133,11 +133,10 @@ def train_draft(
 
 
 def _rows(report: "TrainReport") -> dict[str, str]:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in report.skipped.items())
     rows = {
         "conversations": f"{report.conversations:,}",
         "held out": f"{report.held_out_conversations:,}",
-        "skipped": f"{sum(report.skipped.values()):,}" + (f" ({reasons})" if reasons else ""),
+        "skipped": display.counted(sum(report.skipped.values()), report.skipped),
         "truncated": f"{report.truncated:,}",
         "steps": f"{report.steps:,} in {report.epochs} epochs",
         "tokens": f"{report.tokens:,}, {report.supervised_tokens:,} supervised",

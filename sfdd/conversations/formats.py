@@ -24,9 +24,9 @@ _TOKEN_KEYS = ("input_ids", "loss_mask")
 _ID_KEYS = ("id", "conversation_id")
 # All that is ever read of a record.
 RECORD_KEYS = tuple(
-    dict.fromkeys(
-        (*_LIST_KEYS, *_PROMPT_KEYS, *_RESPONSE_KEYS, *_INSTRUCTION_KEYS, *_INPUT_KEYS)
-        + (*_OUTPUT_KEYS, "history", *_SYSTEM_KEYS, *_TOOLS_KEYS, *_TOKEN_KEYS, *_ID_KEYS)
+    sorted(
+        {*_LIST_KEYS, *_PROMPT_KEYS, *_RESPONSE_KEYS, *_INSTRUCTION_KEYS, *_INPUT_KEYS, "history"}
+        | {*_OUTPUT_KEYS, *_SYSTEM_KEYS, *_TOOLS_KEYS, *_TOKEN_KEYS, *_ID_KEYS}
     )
 )
 

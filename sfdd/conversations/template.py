@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sfdd.conversations.conversation import SkipReason
 from sfdd.conversations.messages import SkipRecordError
-from sfdd.errors import TargetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,11 +46,6 @@ class ChatTemplate:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         templates = tokenizer.chat_template
-        if not templates:
-            raise TargetError(
-                "The target's tokenizer has no chat template, so conversations cannot be rendered. "
-                "Give the chat (instruct) model, or put its chat_template.jinja beside the tokenizer."
-            )
         self._source = templates if isinstance(templates, str) else json.dumps(templates)
 
     def render(
