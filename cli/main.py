@@ -14,6 +14,7 @@ from sfdd.errors import SfddError
 
 from .eval import eval_draft
 from .filter import filter_data
+from .inspect import inspect
 from .score import score
 from .train_draft import train_draft
 
@@ -91,3 +92,4 @@ app.command()(score)
 app.command("filter")(filter_data)
 app.command("train-draft")(train_draft)
 app.command("eval")(eval_draft)
+app.command()(inspect)

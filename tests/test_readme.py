@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_command_runs(folder: Path, tiny_directory: Path) -> None:
     assert {command.split()[1] for command in COMMANDS} == {
         "score",
+        "inspect",
         "filter",
         "train-draft",
         "eval",

@@ -24,14 +24,14 @@ class Answer:
     Attributes:
         spans: begin and end of each stretch, in order.
         ends_turn: the end-of-turn token follows the last span; False where the spans hold it already.
-        prompted: the text is the prompt for this turn and what the target says to it. False where the
-            template never renders the two like that.
+        prompt_end: where in the text the prompt for this turn ends and the target goes on. None where the
+            template does not begin the turn with its own prompt.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     ends_turn: bool
-    prompted: bool
+    prompt_end: int | None
 
     @property
     def begin(self) -> int:
@@ -79,13 +79,14 @@ def find_answer(
                 SkipReason.TEMPLATE_REWRITES_HISTORY,
                 f"the prompt for turn {turn + 1} is not what the template writes before its answer",
             )
-        return Answer(through, ((begin, end),), ends_turn=True, prompted=False)
+        return Answer(through, ((begin, end),), ends_turn=True, prompt_end=None)
     if template.marks_generation:
         first = begin if reasoning == "mask" else len(prompt)
         marked = template.generation_spans(messages[: turn + 1], tools)
         if spans := tuple((max(first, b), e) for b, e in marked if e > first):
-            return Answer(through, spans, ends_turn=False, prompted=True)
-    return Answer(through, ((max(begin, len(prompt)), end),), ends_turn=True, prompted=True)
+            return Answer(through, spans, ends_turn=False, prompt_end=len(prompt))
+    span = (max(begin, len(prompt)), end)
+    return Answer(through, (span,), ends_turn=True, prompt_end=len(prompt))
 
 
 def _content(
@@ -138,7 +139,7 @@ def _verbatim(
         said = said.lstrip().removeprefix("<think>").lstrip("\n")
     thought = len(template.thought({"content": said})) if reasoning == "mask" else 0
     span = (len(prompt) + thought, len(prompt) + len(said))
-    return Answer(prompt + said + ending, (span,), ends_turn=True, prompted=True)
+    return Answer(prompt + said + ending, (span,), ends_turn=True, prompt_end=len(prompt))
 
 
 def _stand_in(text: str) -> str:

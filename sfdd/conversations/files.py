@@ -1,4 +1,4 @@
-"""Files of records: JSON lines, a JSON array, Parquet."""
+"""Files of JSON records: line by line, or one value after another."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,167 +6,133 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from sfdd.artifacts import atomic_path, digest_files
-from sfdd.conversations.formats import RECORD_KEYS
+from sfdd.conversations.json_values import Element, read_values
 from sfdd.conversations.records import Record
-from sfdd.errors import DataError
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PARQUET_BATCH = 256
+from sfdd.conversations.streams import CHUNK, compression, read_utf8, write_compressed
 
 
 @dataclass(frozen=True)
-class _FileSource:
+class FileSource:
+    """What all files of records have in common."""
+
     path: Path
 
     @property
     def name(self) -> str:
+        """The whole path."""
         return str(self.path)
 
     @property
     def file_name(self) -> str:
+        """That of the file itself."""
         return self.path.name
 
     def fingerprint(self) -> str:
+        """Of the bytes on the disk, compressed or not."""
         return digest_files([self.path])
 
 
 @dataclass(frozen=True)
-class JsonLinesSource(_FileSource):
+class JsonLinesSource(FileSource):
     """One JSON value a line. Only a line feed ends a line; blank lines are nothing."""
 
     def records(self) -> Iterator[Record]:
-        for row, (number, line) in enumerate(self._lines()):
+        """Every line; one that is no JSON with its number and what is wrong with it."""
+        for row, (number, line, error) in enumerate(self._lines()):
+            if error:
+                yield Record(row, error=error)
+                continue
             try:
-                yield Record(row, json.loads(line.removeprefix(BYTE_ORDER_MARK)))
-            except (ValueError, RecursionError) as error:
-                yield Record(row, error=f"line {number}: {error}")
+                yield Record(row, parse_line(line))
+            except json.JSONDecodeError as wrong:
+                yield Record(row, error=f"line {number}: {wrong.msg} at character {wrong.pos}")
+            except (ValueError, RecursionError) as wrong:
+                yield Record(row, error=f"line {number}: {wrong}")
 
     def count(self) -> int:
+        """Parses nothing."""
         return sum(1 for _ in self._lines())
 
     def write_kept(self, keep: Callable[[int], bool], destination: Path) -> None:
-        with atomic_path(destination) as temporary, temporary.open("wb") as out:
-            for row, (_, line) in enumerate(self._lines()):
-                if keep(row):
+        """The lines as they are, in UTF-8 and the compression of the file."""
+        with (
+            atomic_path(destination) as temporary,
+            write_compressed(temporary, compression(self.path)) as out,
+        ):
+            for row, (_, line, error) in enumerate(self._lines()):
+                if not error and keep(row):
                     out.write(line if line.endswith(b"\n") else line + b"\n")
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """1-based line number and bytes of every line that is not blank."""
-        with self.path.open("rb") as handle:
-            for number, line in enumerate(handle, start=1):
-                if line.strip():
-                    yield number, line
+    def _lines(self) -> Iterator[tuple[int, bytes, str]]:
+        """1-based number and bytes of every line that is not blank, and at the end the damage."""
+        with read_utf8(self.path) as stream:
+            number = 0
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith(b"\n") and stream.damage and not _is_json(line):
+                    break
+                if not line.isspace():
+                    yield number, line, ""
+            else:
+                number += 1
+            if stream.damage:
+                yield number, b"", f"line {number}: {stream.damage}"
 
 
 @dataclass(frozen=True)
-class JsonSource(_FileSource):
-    """A JSON array of records, or one record alone."""
+class JsonSource(FileSource):
+    """An array of records, one record alone, or several one after another."""
 
     def records(self) -> Iterator[Record]:
-        for row, (_, value, error) in enumerate(self._elements()):
-            yield Record(row, value, error)
+        """Every element, and what lies between the readable ones with its place."""
+        for row, element in enumerate(self._elements()):
+            yield Record(row, element.value, element.error)
 
     def count(self) -> int:
+        """Parses everything: nothing else tells where an element ends."""
         return sum(1 for _ in self._elements())
 
     def write_kept(self, keep: Callable[[int], bool], destination: Path) -> None:
-        kept = [text for row, (text, _, _) in enumerate(self._elements()) if keep(row)]
-        with atomic_path(destination) as temporary:
-            array = "[\n" + ",\n".join(kept) + "\n]\n"
-            temporary.write_bytes(array.encode("utf-8", errors="surrogateescape"))
-
-    def _elements(self) -> Iterator[tuple[str, Any, str]]:
-        """Original text, value and error of each element.
-
-        A broken element hides what follows it, so it is the last; so is a missing end, or text behind
-        the end.
-        """
-        text = self.path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-        position = _skip_space(text, 0)
-        if text[position] != "[":
-            yield text.strip(), json.loads(text), ""
-            return
-        decoder = json.JSONDecoder()
-        position = _skip_space(text, position + 1)
-        while text[position : position + 1] != "]":
-            try:
-                value, end = decoder.raw_decode(text, position)
-            except (ValueError, RecursionError) as error:
-                yield "", None, f"{error}; nothing after it could be read"
-                return
-            yield text[position:end], value, ""
-            position = _skip_space(text, end)
-            if text[position : position + 1] == ",":
-                position = _skip_space(text, position + 1)
-            elif text[position : position + 1] != "]":
-                yield (
-                    "",
-                    None,
-                    f"no ',' or ']' at character {position}; nothing after it could be read",
-                )
-                return
-        if text[position + 1 :].strip():
-            yield "", None, "there is text after the end of the array, which could not be read"
-
-
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
-
-
-@dataclass(frozen=True)
-class ParquetSource(_FileSource):
-    """A row a record; columns keep their types when written back."""
-
-    def records(self) -> Iterator[Record]:
-        file = self._file()
-        names = file.schema_arrow.names
-        # A wide table costs nothing; one without any of them is read whole, to say what it has.
-        columns = [name for name in RECORD_KEYS if name in names] or names
-        row = 0
-        try:
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH, columns=columns):
-                for value, error in _to_python(batch):
-                    yield Record(row, value, error)
-                    row += 1
-        except OSError as error:
-            raise DataError(
-                f"{self.name} is damaged after record {row} ({error}). "
-                "Records before it are scored; mend the file and run the command again."
-            ) from error
-
-    def count(self) -> int:
-        return int(self._file().metadata.num_rows)
-
-    def write_kept(self, keep: Callable[[int], bool], destination: Path) -> None:
-        file = self._file()
-        row = 0
+        """The elements in their wording, as an array if they came in one; in the file's compression."""
+        kept = (
+            element.text.encode("utf-8", "surrogateescape")
+            for row, element in enumerate(self._elements())
+            if not element.error and keep(row)
+        )
+        before, between, after = (
+            (b"[\n", b",\n", b"\n]\n") if self._is_array() else (b"", b"\n", b"\n")
+        )
         with (
             atomic_path(destination) as temporary,
-            pq.ParquetWriter(temporary, file.schema_arrow) as writer,
+            write_compressed(temporary, compression(self.path)) as out,
         ):
-            for batch in file.iter_batches():
-                kept = [keep(row + i) for i in range(batch.num_rows)]
-                writer.write_batch(batch.filter(pa.array(kept, pa.bool_())))
-                row += batch.num_rows
+            out.write(before)
+            for i, text in enumerate(kept):
+                out.write(between + text if i else text)
+            out.write(after)
 
-    def _file(self) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self.path)
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-            raise DataError(f"Cannot read {self.name} as Parquet: {error}") from error
+    def _elements(self) -> Iterator[Element]:
+        with read_utf8(self.path) as stream:
+            yield from read_values(stream)
+
+    def _is_array(self) -> bool:
+        with read_utf8(self.path) as stream:
+            return stream.read(CHUNK).lstrip().startswith(b"[")
 
 
-def _to_python(batch: pa.RecordBatch) -> list[tuple[Any, str]]:
-    """Value and error of each row; a cell that Python cannot hold spoils its own row alone."""
+def parse_line(line: bytes) -> Any:
+    """The JSON value of a line.
+
+    Raises:
+        ValueError, RecursionError: it has none.
+    """
+    # json.loads(line) would guess at UTF-16. Halves of surrogate pairs are left to whoever reads it.
+    return json.loads(line.decode("utf-8", "surrogatepass"))
+
+
+def _is_json(line: bytes) -> bool:
     try:
-        return [(value, "") for value in batch.to_pylist()]
-    except (ValueError, OverflowError) as error:
-        if batch.num_rows == 1:
-            return [(None, str(error))]
-    return [pair for i in range(batch.num_rows) for pair in _to_python(batch.slice(i, 1))]
+        parse_line(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -57,9 +57,9 @@ def _refuse_other_things(source: Source) -> None:
     values = [r.value for r in islice(source.records(), _RECORDS_LOOKED_AT) if not r.error]
     if values and not any(format_of(value) for value in values):
         raise DataError(
-            f"Data set {source.name} is no list of conversations: its first record is "
-            f"{looks_like(values[0])}. Give records with messages, conversations, prompt and response, "
-            "instruction and output, or input_ids and loss_mask; --format says which, unasked."
+            f"Data set {source.name} holds no conversations: its first record is "
+            f"{looks_like(values[0])}, and sfdd reads records with messages or conversations, prompt and "
+            "response or completion, instruction and output, or input_ids and loss_mask."
         )
 
 
@@ -114,7 +114,7 @@ def tokenize_data(
     names: Sequence[str],
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
-    config: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
+    config: MaskConfig = MaskConfig(),
 ) -> Iterator[TokenizedConversation | Skipped]:
     """The whole way: data sets by name -> tokenized conversations, in order."""
     return tokenize(open_sources(names, config.format), tokenizer, max_length, config)
@@ -124,7 +124,7 @@ def tokenize(
     sources: Sequence[Source],
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
-    config: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
+    config: MaskConfig = MaskConfig(),
 ) -> Iterator[TokenizedConversation | Skipped]:
     """`tokenize_data` for data sets that are open already. A record's samples follow one another."""
     renderer = ChatRenderer(tokenizer, max_length, config)

@@ -1,8 +1,9 @@
 """From a conversation to token ids and the loss mask: which tokens the target would generate.
 
-The rendered text is tokenized once; a token is supervised if it starts inside an answer. Where the
-chat template changes earlier turns once the conversation goes on (reasoning models do), one text cannot
-hold every answer as the target would give it: each becomes a sample of its own.
+One text holds every answer as the target would give it if, for each, the text begins with the prompt
+that the target would be given, character by character and token by token. Where it does not (templates
+of reasoning models change earlier turns; a prompt's last token may merge with an answer's first), each
+answer becomes a sample of its own. A token is supervised if it starts inside an answer.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class _Tokens:
+    """A tokenized text, cut at the maximum length; every array is [T]."""
+
+    text: str
+    ids: TokenArray
+    starts: np.ndarray  # first character of each token, blanks before a word not counted
+    ends: np.ndarray  # one behind its last character
+    truncated: bool
+
+    @property
+    def end(self) -> int:
+        """How far the tokens reach in the text."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+
+@dataclass(frozen=True)
 class _Sample:
     input_ids: TokenArray  # [T]
     loss_mask: MaskArray  # [T]
@@ -43,7 +60,7 @@ class ChatRenderer:
         self,
         tokenizer: "PreTrainedTokenizerBase",
         max_length: int,
-        config: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
+        config: MaskConfig = MaskConfig(),
     ) -> None:
         if not tokenizer.is_fast:
             raise TargetError(
@@ -101,16 +118,20 @@ class ChatRenderer:
             if message["role"] == "assistant" and i not in conversation.muted
         ]
         if not turns:
-            raise SkipRecordError(SkipReason.NO_SUPERVISED_TOKENS, "every assistant turn has weight 0")
+            raise SkipRecordError(
+                SkipReason.NO_SUPERVISED_TOKENS, "every assistant turn has weight 0"
+            )
         if self._config.last_turn_only:
             turns = turns[-1:]
-        if whole := self._one_sample(messages, turns, conversation.tools):
-            sample, rewritten = whole
-            return [sample], rewritten
-        if self._config.rewritten == "last":
+        tools = conversation.tools
+        if len(turns) > 1 and (whole := self._one_sample(messages, turns, tools)):
+            return [whole[0]], whole[1]
+        rewritten = len(turns) > 1
+        if rewritten and self._config.rewritten == "last":
             turns = turns[-1:]
-        answers = (self._answer(messages, turn, conversation.tools) for turn in turns)
-        return [self._masked(answer.text, [answer]) for answer in answers], True
+        answers = [self._answer(messages, turn, tools) for turn in turns]
+        unprompted = any(answer.prompt_end is None for answer in answers)
+        return [self._own_sample(answer) for answer in answers], rewritten or unprompted
 
     def _one_sample(
         self, messages: Sequence[Message], turns: Sequence[int], tools: Sequence[Message]
@@ -119,50 +140,75 @@ class ChatRenderer:
 
         Also whether a prompt differs from what the template writes before its answer.
         """
-        text = self._template.render(messages[: turns[-1] + 1], tools)
-        ids, starts, ends, truncated = self._tokenize(text)
+        tokens = self._tokenize(self._template.render(messages[: turns[-1] + 1], tools))
         answers = []
         for turn in turns:
             answer = self._answer(messages, turn, tools)
-            if not text.startswith(answer.text[: answer.end]):
+            if not tokens.text.startswith(answer.text[: answer.end]):
                 return None
-            if truncated and answer.begin >= ends[-1]:
+            if tokens.truncated and answer.begin >= tokens.end:
                 break
+            if not self._ends_with_a_token(tokens, answer.prompt_end):
+                return None
             answers.append(answer)
-        unprompted = not all(answer.prompted for answer in answers)
-        return _Sample(ids, self._mask(text, ids, starts, answers), truncated), unprompted
+        unprompted = any(answer.prompt_end is None for answer in answers)
+        return _Sample(tokens.ids, self._mask(tokens, answers), tokens.truncated), unprompted
+
+    def _own_sample(self, answer: Answer) -> _Sample:
+        """An answer after its prompt, the two tokenized apart where a token would join them."""
+        tokens = self._tokenize(answer.text)
+        if not self._ends_with_a_token(tokens, answer.prompt_end):
+            apart = self._tokenize(answer.text, answer.prompt_end)
+            # Some tokenizers put a blank before every text they are given: then this is no way.
+            if self._tokenizer.decode(apart.ids) == self._tokenizer.decode(tokens.ids):
+                tokens = apart
+        return _Sample(tokens.ids, self._mask(tokens, [answer]), tokens.truncated)
 
     def _answer(self, messages: Sequence[Message], turn: int, tools: Sequence[Message]) -> Answer:
         return find_answer(self._template, messages, turn, tools, self._config.reasoning)
 
-    def _masked(self, text: str, answers: Sequence[Answer]) -> _Sample:
-        ids, starts, _, truncated = self._tokenize(text)
-        return _Sample(ids, self._mask(text, ids, starts, answers), truncated)
+    def _tokenize(self, text: str, border: int | None = None) -> _Tokens:
+        """The tokens of a text, or of the two parts of it on either side of a border."""
+        ids, offsets = self._encode(text[:border])
+        if border is not None:
+            more_ids, more = self._encode(text[border:])
+            ids = ids + more_ids
+            offsets = offsets + [(begin + border, end + border) for begin, end in more]
+        truncated = len(ids) > self._max_length
+        offsets = offsets[: self._max_length]
+        return _Tokens(
+            text=text,
+            ids=np.asarray(ids[: self._max_length], dtype=np.int32),
+            starts=_token_starts(text, offsets),
+            ends=np.asarray([end for _, end in offsets], dtype=np.int64),
+            truncated=truncated,
+        )
 
-    def _tokenize(self, text: str) -> tuple[TokenArray, np.ndarray, np.ndarray, bool]:
-        """input_ids, first and last character of each token [T], and whether they were cut."""
+    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         # The template writes the special tokens; adding more would make a second BOS.
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = np.asarray(encoded["input_ids"][: self._max_length], dtype=np.int32)
-        offsets = encoded["offset_mapping"][: self._max_length]
-        ends = np.asarray([end for _, end in offsets], dtype=np.int64)
-        return ids, _token_starts(text, offsets), ends, len(encoded["input_ids"]) > len(ids)
+        return encoded["input_ids"], encoded["offset_mapping"]
 
-    def _mask(
-        self, text: str, ids: TokenArray, starts: np.ndarray, answers: Sequence[Answer]
-    ) -> MaskArray:
+    def _ends_with_a_token(self, tokens: _Tokens, prompt_end: int | None) -> bool:
+        """Whether the tokens of the prompt are the first tokens of the text."""
+        if prompt_end is None or prompt_end > tokens.end or (tokens.ends == prompt_end).any():
+            return True
+        # Offsets may leave blanks out, so this is not yet certain.
+        prompt = self._encode(tokens.text[:prompt_end])[0]
+        return prompt == tokens.ids[: len(prompt)].tolist()
+
+    def _mask(self, tokens: _Tokens, answers: Sequence[Answer]) -> MaskArray:
         """True for tokens that start inside an answer, and for its end-of-turn token. [T]"""
-        special = np.isin(ids, self._special_ids)  # [T]
-        mask = np.zeros(len(ids), dtype=np.bool_)
+        special = np.isin(tokens.ids, self._special_ids)  # [T]
+        mask = np.zeros(len(tokens.ids), dtype=np.bool_)
         for answer in answers:
             for begin, end in answer.spans:
-                mask |= (starts >= begin) & (starts < end)
+                mask |= (tokens.starts >= begin) & (tokens.starts < end)
             if answer.ends_turn:
                 # The first special token that the template writes after the answer, in its turn.
-                turn_end = common_prefix(text, answer.text)
-                mask[np.flatnonzero(special & (starts >= answer.end) & (starts < turn_end))[:1]] = (
-                    True
-                )
+                turn_end = common_prefix(tokens.text, answer.text)
+                behind = (tokens.starts >= answer.end) & (tokens.starts < turn_end)
+                mask[np.flatnonzero(special & behind)[:1]] = True
         mask[:1] = False  # nothing predicts the first token
         return mask
 

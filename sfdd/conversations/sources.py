@@ -4,31 +4,56 @@ Nothing is decided here about what a record means. A record that cannot be read 
 reason, so that it is counted; only a data set that cannot be opened at all is an error.
 """
 
-import json
+import glob
 import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-from sfdd.conversations.files import (
-    BYTE_ORDER_MARK,
-    JsonLinesSource,
-    JsonSource,
-    ParquetSource,
-)
-from sfdd.conversations.messages import is_unicode
 from sfdd.conversations.hub import DatasetSource
+from sfdd.conversations.messages import is_unicode
+from sfdd.conversations.recognition import open_file
 from sfdd.conversations.records import Source
+from sfdd.conversations.rows import first_line
 from sfdd.errors import DataError
 
-_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".gz", ".zst", ".txt", ".csv", ".arrow")
+_DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow")
+_PACKED_SUFFIXES = (".gz", ".zst")
+_FILE_SUFFIXES = (*_DATA_SUFFIXES, *_PACKED_SUFFIXES, ".txt", ".csv", ".tsv")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FILES_LOOKED_AT = 10_000
+
+
+def expand_names(names: Sequence[str]) -> list[str]:
+    """The names with every pattern such as `data/**/*.jsonl` replaced by the files that match it, sorted.
+
+    Raises:
+        DataError: none matches.
+    """
+    return [expanded for name in names for expanded in _expand(name)]
+
+
+def _expand(name: str) -> list[str]:
+    path = Path(name).expanduser()
+    if not glob.has_magic(name) or name.startswith("hf:") or path.exists():
+        return [name]
+    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - that finds hidden files
+    found = [match for match in matches if Path(match).is_file()] or matches
+    if not found:
+        raise DataError(
+            f"No file matches {name}. Quote the pattern, and see that its folder exists."
+        )
+    return found
 
 
 def open_source(name: str) -> Source:
     """Recognise a data set by what it holds.
 
     Args:
-        name: a JSONL, JSON or Parquet file, a folder made by `Dataset.save_to_disk`, or a hub id
-            (`org/name`, `hf:org/name:split` or `hf:org/name:config:split`).
+        name: a JSONL, JSON, Parquet or Arrow file, plain or compressed with gzip or zstd; a folder made
+            by `Dataset.save_to_disk`; or a hub id (`org/name`, `hf:name`, `hf:name:split`,
+            `hf:name:config` or `hf:name:config:split`).
 
     Raises:
         DataError: it does not exist, is empty, or is none of these.
@@ -39,49 +64,50 @@ def open_source(name: str) -> Source:
         return DatasetSource.from_hub(name)
     path = Path(name).expanduser().resolve()
     if path.is_dir():
-        return DatasetSource.from_disk(name, path)
+        return _open_folder(name, path)
     if path.is_file():
-        return _open_file(name, path)
+        return open_file(name, path)
     if path.exists() or path.suffix in _FILE_SUFFIXES or not _HUB_ID.fullmatch(name):
         raise DataError(
-            f"Data set {name} does not exist. Give a JSONL, JSON or Parquet file, a folder made by "
-            "save_to_disk, or a hub id such as org/name."
+            f"Data set {name} does not exist. Give a JSONL, JSON, Parquet or Arrow file, a folder made "
+            "by save_to_disk, or a hub id such as org/name."
         )
     return DatasetSource.from_hub(name)
 
 
-def _open_file(name: str, path: Path) -> Source:
+def _open_folder(name: str, path: Path) -> DatasetSource:
     try:
-        with path.open("rb") as handle:
-            head = handle.read(4)
-            if head == b"PAR1":
-                return ParquetSource(path)
-            handle.seek(len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0)
-            lines = (line.strip() for line in handle if not line.isspace())
-            first, second = next(lines, b""), next(lines, b"")
-    except OSError as error:
-        raise DataError(f"Cannot read {name}: {error.strerror}.") from error
-    if not first:
-        raise DataError(f"Data set {name} is empty. Give one with at least one record.")
-    if second and _is_json(first):
-        return JsonLinesSource(path)
-    if first.startswith(b"[") or (first.startswith(b"{") and second and _is_json_file(path)):
-        return JsonSource(path)
-    return JsonLinesSource(path)
+        return DatasetSource.from_disk(name, path)
+    except DataError:
+        raise
+    except Exception as error:
+        if any((path / file).exists() for file in ("state.json", "dataset_dict.json")):
+            raise DataError(
+                f"Data set {name} was made by save_to_disk and is damaged: {first_line(error)}"
+            ) from error
+        pattern = _pattern(path)
+        advice = (
+            f"give the files in it: '{name.rstrip('/')}/{pattern}'"
+            if pattern
+            else "it holds no data"
+        )
+        raise DataError(
+            f"Folder {name} is not a data set made by save_to_disk; {advice}."
+        ) from error
 
 
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _pattern(folder: Path) -> str:
+    """A pattern for the data files in a folder, of the most frequent kind; "" if there are none."""
+    for depth, files in (("", folder.glob("*")), ("**/", folder.rglob("*"))):
+        kinds = Counter(_kind(file) for file in islice(files, _FILES_LOOKED_AT))
+        del kinds[""]
+        if kinds:
+            return f"{depth}*{kinds.most_common(1)[0][0]}"
+    return ""
 
 
-def _is_json_file(path: Path) -> bool:
-    """One pretty-printed object, as opposed to JSONL whose first line is broken."""
-    return _is_json(path.read_bytes())
-
-
-def expand_names(names: list[str]) -> list[str]:  # stand-in until globs are here
-    return list(names)
+def _kind(file: Path) -> str:
+    """The suffix of a data file, compression included; "" for any other file."""
+    packed = file.suffix if file.suffix in _PACKED_SUFFIXES else ""
+    suffix = Path(file.stem).suffix if packed else file.suffix
+    return suffix + packed if suffix in _DATA_SUFFIXES and not file.name.startswith(".") else ""

@@ -104,7 +104,7 @@ def read_training_data(
     sources: Sequence[Source],
     tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
-    mask: MaskConfig = MaskConfig(),  # noqa: B008 - frozen
+    mask: MaskConfig = MaskConfig(),
 ) -> TrainingData:
     """Read and tokenize some data sets.
 

@@ -28,7 +28,7 @@ def test_version() -> None:
     assert sfdd("--version").stdout == f"sfdd {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["", "score", "filter", "train-draft", "eval"])
+@pytest.mark.parametrize("command", ["", "score", "filter", "train-draft", "eval", "inspect"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys; from sfdd_cli.main import app\n"
@@ -79,7 +79,7 @@ def test_a_users_mistake_is_one_sentence() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        "Error: Data set no/such.jsonl does not exist. Give a JSONL, JSON or Parquet file, a folder "
+        "Error: Data set no/such.jsonl does not exist. Give a JSONL, JSON, Parquet or Arrow file, a folder "
         "made by save_to_disk, or a hub id such as org/name.\n"
     )
 

@@ -142,19 +142,28 @@ def test_an_empty_thought_that_the_template_adds_is_not_the_answer() -> None:
     assert supervised(render("q", "yo", template=EMPTY_THOUGHT)) == ["yo<|im_end|>"]
 
 
-def test_a_blank_joined_to_the_answers_first_word(smollm2: TransformersTarget) -> None:
-    """A prompt that ends in a blank does not claim the word; one that ends in a line break does."""
+@pytest.mark.parametrize(
+    ("template", "answer"), [(VICUNA, "Hello"), (CHATML, "\n\nHello"), (CHATML, "  Hello")]
+)
+def test_a_prompt_whose_last_token_would_merge_with_the_answer(
+    smollm2: TransformersTarget, template: str, answer: str
+) -> None:
+    """Every answer follows, token for token, the prompt that `generate` would be given."""
     tokenizer = copy.deepcopy(smollm2.tokenizer)
-    for template, expected in ((VICUNA, " Hello"), (CHATML, "\n\nHello<|im_end|>")):
-        tokenizer.chat_template = template
-        content = expected.removesuffix("<|im_end|>").lstrip(" ")
-        conversation = Conversation(
-            Origin("t", 0), "c", read_content(openai("Hi", content)).messages, "hash"
+    tokenizer.chat_template = template
+    record = openai("Hi", answer, "And?", answer)
+    conversation = Conversation(Origin("t", 0), "c", read_content(record).messages, "hash")
+    samples = ChatRenderer(tokenizer, 100).render(conversation)
+    assert not isinstance(samples, Skipped)
+    assert [(s.part, s.parts, s.rewritten) for s in samples] == [(0, 2, True), (1, 2, True)]
+    for sample, turn in zip(samples, (1, 3), strict=True):
+        prompt = tokenizer.apply_chat_template(
+            record["messages"][:turn], add_generation_prompt=True, return_dict=False
         )
-        rendered = only(ChatRenderer(tokenizer, 100).render(conversation))
-        assert isinstance(rendered, TokenizedConversation)
-        text = tokenizer.decode(rendered.input_ids[rendered.loss_mask])
-        assert text in (expected, expected.replace("\n\n", "\n", 1))
+        assert sample.input_ids[: len(prompt)].tolist() == prompt
+        assert sample.loss_mask.nonzero()[0][0] == len(prompt)
+        supervised = tokenizer.decode(sample.input_ids[sample.loss_mask])
+        assert supervised.removesuffix("<|im_end|>") == answer
 
 
 def test_a_long_conversation_is_cut_without_rendering_all_of_it() -> None:

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -6,11 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
-from helpers import openai, sharegpt, write_jsonl
+from helpers import sharegpt, write_jsonl
 
-from sfdd.conversations.files import JsonLinesSource, JsonSource, ParquetSource
 from sfdd.conversations.hub import DatasetSource
-from sfdd.conversations.sources import open_source
+from sfdd.conversations.sources import expand_names, open_source
 from sfdd.errors import DataError
 
 RECORDS = [sharegpt("Hi", f"Hello {i}", id=str(i)) for i in range(5)]
@@ -23,145 +21,6 @@ def values(path: Path) -> list[object]:
 def kept(path: Path, rows: set[int], destination: Path) -> Path:
     open_source(str(path)).write_kept(rows.__contains__, destination)
     return destination
-
-
-class TestJsonLines:
-    def test_records_count_and_kept_bytes(self, tmp_path: Path) -> None:
-        lines = [
-            b'{"id": 1,   "text": "spaces stay"}\n',
-            b"\n",
-            b'{"id": 2, "text": "\xe2\x80\xa8 does not split"}\r\n',
-            b'{"id": 3, "text": "no line feed at the end"}',
-        ]
-        path = tmp_path / "data.jsonl"
-        path.write_bytes(b"".join(lines))
-        source = open_source(str(path))
-        assert isinstance(source, JsonLinesSource)
-        assert source.count() == 3
-        assert [record.value["id"] for record in source.records()] == [1, 2, 3]
-        assert [record.row for record in source.records()] == [0, 1, 2]
-        out = kept(path, {0, 1, 2}, tmp_path / "out.jsonl").read_bytes()
-        assert out == lines[0] + lines[2] + lines[3] + b"\n"
-        assert kept(path, {1}, tmp_path / "one.jsonl").read_bytes() == lines[2]
-
-    def test_a_broken_line_is_handed_on_with_its_number(self, tmp_path: Path) -> None:
-        path = write_jsonl(tmp_path / "d.jsonl", [RECORDS[0], "", '{"id": ', RECORDS[1]])
-        records = list(open_source(str(path)).records())
-        assert [bool(record.error) for record in records] == [False, True, False]
-        assert records[1].error.startswith("line 3: Expecting value")
-
-    def test_a_broken_first_line_does_not_make_it_an_object(self, tmp_path: Path) -> None:
-        path = write_jsonl(tmp_path / "d.jsonl", ['{"id": ', RECORDS[0]])
-        assert [bool(record.error) for record in open_source(str(path)).records()] == [True, False]
-
-    def test_byte_order_mark(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.jsonl"
-        path.write_bytes(b"\xef\xbb\xbf" + json.dumps(RECORDS[0]).encode() + b"\n")
-        assert values(path) == [RECORDS[0]]
-
-    def test_bytes_that_are_not_utf8(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.jsonl"
-        path.write_bytes(b'{"id": 1}\n{"id": "\xff\xfe"}\n{"id": 3}\n')
-        assert [bool(record.error) for record in open_source(str(path)).records()] == [
-            False,
-            True,
-            False,
-        ]
-
-    def test_absurd_nesting_is_a_broken_line(self, tmp_path: Path) -> None:
-        path = write_jsonl(tmp_path / "d.jsonl", [RECORDS[0], "[" * 100_000])
-        assert [bool(record.error) for record in open_source(str(path)).records()] == [False, True]
-
-
-class TestJson:
-    def test_array(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.json"
-        path.write_text(json.dumps(RECORDS, indent=3))
-        source = open_source(str(path))
-        assert isinstance(source, JsonSource)
-        assert source.count() == 5
-        assert values(path) == RECORDS
-        out = kept(path, {1, 3}, tmp_path / "out.json").read_text()
-        assert json.loads(out) == [RECORDS[1], RECORDS[3]]
-        # wording, not only meaning: the indentation of the original is still there
-        assert json.dumps(RECORDS, indent=3)[2:-2].split("},\n   {")[1] in out
-
-    def test_one_pretty_printed_object(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.json"
-        path.write_text(json.dumps(RECORDS[0], indent=2))
-        assert values(path) == [RECORDS[0]]
-
-    @pytest.mark.parametrize(
-        ("end", "more"),
-        [
-            (', {"id": "cut off', []),
-            (', {"id": 9} {"id": 10}]', [{"id": 9}]),
-            (",", []),
-            ("", []),
-            ('] {"id": 9}', []),
-        ],
-    )
-    def test_a_damaged_array_yields_what_came_before_and_says_so(
-        self, tmp_path: Path, end: str, more: list[object]
-    ) -> None:
-        path = tmp_path / "d.json"
-        path.write_text(json.dumps(RECORDS)[:-1] + end)
-        *records, damage = open_source(str(path)).records()
-        assert [record.value for record in records] == RECORDS + more
-        assert not any(record.error for record in records)
-        assert "could" in damage.error
-        assert "be read" in damage.error
-
-    def test_lists_line_by_line_are_not_one_array(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.json"
-        path.write_text('[{"role": "user"}]\n[]\n{"id": 1}\n')
-        assert values(path) == [[{"role": "user"}], [], {"id": 1}]
-
-    def test_empty_array(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.json"
-        path.write_text("[ ]")
-        assert values(path) == []
-
-
-class TestParquet:
-    def test_records_and_kept_rows_keep_their_types(self, tmp_path: Path) -> None:
-        table = pa.table(
-            {
-                "messages": [openai("Hi", f"Hello {i}")["messages"] for i in range(600)],
-                "weight": pa.array(range(600), pa.int16()),
-                "tag": pa.array(["x"] * 600).dictionary_encode(),
-            }
-        ).replace_schema_metadata({"note": "stays"})
-        path = tmp_path / "d.parquet"
-        pq.write_table(table, path, row_group_size=100)
-        source = open_source(str(path))
-        assert isinstance(source, ParquetSource)
-        assert source.count() == 600
-        records = list(source.records())
-        assert [record.row for record in records] == list(range(600))
-        assert records[599].value["messages"][1]["content"] == "Hello 599"
-        rows = {0, 99, 100, 599}
-        out = pq.read_table(kept(path, rows, tmp_path / "out.parquet"))
-        assert out.equals(table.take(sorted(rows)))
-        assert out.schema.metadata[b"note"] == b"stays"
-
-    def test_a_cell_that_python_cannot_hold_spoils_its_own_row(self, tmp_path: Path) -> None:
-        when = pa.array([0, 2**62, 1], pa.timestamp("ms"))
-        path = tmp_path / "d.parquet"
-        pq.write_table(pa.table({"when": when}), path)
-        records = list(open_source(str(path)).records())
-        assert [bool(record.error) for record in records] == [False, True, False]
-
-    def test_only_the_columns_of_a_conversation_are_read(self, tmp_path: Path) -> None:
-        table = pa.table({"id": ["a"], "messages": [openai("x", "y")["messages"]], "other": [1]})
-        pq.write_table(table, tmp_path / "d.parquet")
-        assert values(tmp_path / "d.parquet") == [openai("x", "y", id="a")]
-
-    def test_damaged(self, tmp_path: Path) -> None:
-        path = tmp_path / "d.parquet"
-        path.write_bytes(b"PAR1 not really")
-        with pytest.raises(DataError, match=r"Cannot read .*d\.parquet as Parquet"):
-            list(open_source(str(path)).records())
 
 
 class TestDatasets:
@@ -201,23 +60,184 @@ class TestDatasets:
             open_source("nobody/nothing")
 
 
+class TestPatterns:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(tmp_path)
+        for name in (
+            "b.jsonl",
+            "a.jsonl",
+            ".hidden.jsonl",
+            "c.json",
+            "deep/er/d.jsonl",
+            "e[1].jsonl",
+        ):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(path, RECORDS)
+        return tmp_path
+
+    def test_sorted_and_without_hidden_files(self, folder: Path) -> None:
+        assert expand_names(["*.jsonl"]) == ["a.jsonl", "b.jsonl", "e[1].jsonl"]
+        assert expand_names(["c.json", "[ab].jsonl"]) == ["c.json", "a.jsonl", "b.jsonl"]
+        assert expand_names([f"{folder}/?.json"]) == [f"{folder}/c.json"]
+
+    def test_recursive(self, folder: Path) -> None:
+        found = ["a.jsonl", "b.jsonl", "deep/er/d.jsonl", "e[1].jsonl"]
+        assert expand_names(["**/*.jsonl"]) == found
+
+    def test_folders_are_for_patterns_that_match_no_file(self, folder: Path) -> None:
+        assert expand_names(["d*"]) == ["deep"]
+        assert expand_names(["*"]) == ["a.jsonl", "b.jsonl", "c.json", "e[1].jsonl"]
+
+    def test_a_file_that_exists_is_no_pattern(self, folder: Path) -> None:
+        assert expand_names(["e[1].jsonl"]) == ["e[1].jsonl"]
+
+    def test_names_that_are_none(self) -> None:
+        assert expand_names(["no.jsonl", "org/name", "hf:org/name:a*"]) == (
+            ["no.jsonl", "org/name", "hf:org/name:a*"]
+        )
+
+    def test_no_match(self, folder: Path) -> None:
+        with pytest.raises(DataError, match=re.escape("No file matches none/*.jsonl.")):
+            expand_names(["a.jsonl", "none/*.jsonl"])
+
+
+class TestFolders:
+    @pytest.mark.parametrize(
+        ("files", "advice"),
+        [
+            (["a.parquet", "b.parquet", "c.json"], "give the files in it: '{}/*.parquet'."),
+            (["a.jsonl.gz"], "give the files in it: '{}/*.jsonl.gz'."),
+            (["data/a.parquet", "README.md"], "give the files in it: '{}/**/*.parquet'."),
+            (["README.md", ".a.jsonl"], "it holds no data."),
+            ([], "it holds no data."),
+        ],
+    )
+    def test_the_files_in_it_are_suggested(
+        self, tmp_path: Path, files: list[str], advice: str
+    ) -> None:
+        for name in files:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        sentence = f"Folder {tmp_path} is not a data set made by save_to_disk; {advice}"
+        with pytest.raises(DataError, match=re.escape(sentence.format(tmp_path))):
+            open_source(str(tmp_path))
+
+    def test_one_that_is_damaged(self, tmp_path: Path) -> None:
+        Dataset.from_list(RECORDS).save_to_disk(str(tmp_path))
+        next(tmp_path.glob("*.arrow")).write_bytes(b"nothing")
+        with pytest.raises(DataError, match="was made by save_to_disk and is damaged: "):
+            open_source(str(tmp_path))
+
+
+class TestHub:
+    """A local folder stands for the repository: `datasets` loads both in the same way."""
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+    @pytest.fixture
+    def plain(self, tmp_path: Path) -> str:
+        """A repository of two splits."""
+        folder = tmp_path / "plain"
+        folder.mkdir()
+        write_jsonl(folder / "train.jsonl", RECORDS)
+        write_jsonl(folder / "test.jsonl", RECORDS[:2])
+        return f"hf:{folder}"
+
+    @pytest.fixture
+    def configured(self, tmp_path: Path) -> str:
+        """A repository of two configurations."""
+        folder = tmp_path / "configured"
+        folder.mkdir()
+        for name, number in (("a-train", 1), ("a-test", 2), ("b-train", 3)):
+            write_jsonl(folder / f"{name}.jsonl", RECORDS[:number])
+        (folder / "README.md").write_text(
+            "---\nconfigs:\n"
+            "- config_name: a\n  data_files:\n"
+            "  - {split: train, path: a-train.jsonl}\n  - {split: test, path: a-test.jsonl}\n"
+            "- config_name: b\n  data_files: b-train.jsonl\n---\n"
+        )
+        return f"hf:{folder}"
+
+    def test_splits(self, plain: str) -> None:
+        assert open_source(plain).count() == 5
+        assert open_source(f"{plain}:train").count() == 5
+        assert open_source(f"{plain}:test").count() == 2
+        assert [r.value for r in open_source(f"{plain}:test").records()] == RECORDS[:2]
+        assert open_source(f"{plain}:test").file_name == "plain-test.parquet"
+
+    def test_configurations(self, configured: str) -> None:
+        assert open_source(f"{configured}:a").count() == 1
+        assert open_source(f"{configured}:b").count() == 3
+        assert open_source(f"{configured}:a:test").count() == 2
+
+    def test_a_split_goes_before_a_configuration(self, plain: str) -> None:
+        folder = Path(plain.removeprefix("hf:"))
+        (folder / "README.md").write_text(
+            "---\nconfigs:\n"
+            "- config_name: default\n  data_files:\n"
+            "  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}\n"
+            "- config_name: test\n  data_files: train.jsonl\n---\n"
+        )
+        assert open_source(f"{plain}:test").count() == 2
+        assert open_source(f"{plain}:test:train").count() == 5
+
+    def test_errors(self, plain: str, configured: str) -> None:
+        for name, reason in (
+            (f"{plain}:nope", 'Unknown split "nope". Should be one of'),
+            (f"{plain}:nope:train", "BuilderConfig 'nope' not found. Available: "),
+            (configured, "Config name is missing. Please pick one among the available configs: "),
+        ):
+            with pytest.raises(DataError, match=re.escape(reason)) as error:
+                open_source(name)
+            assert str(error.value).startswith(f"Data set {name} is neither a file here nor a hub")
+            assert "\n" not in str(error.value)
+        for name in (f"{plain}:a:b:c", "hf:", f"{plain}:"):
+            with pytest.raises(DataError, match=f"{name} is no hub id: write hf:NAME, "):
+                open_source(name)
+
+    def test_types_that_vary_by_row_and_keys_that_are_absent(self, tmp_path: Path) -> None:
+        folder = tmp_path / "vary"
+        folder.mkdir()
+        records = [
+            {"messages": [{"role": "user", "content": "text"}]},
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": None}]}],
+                "id": "1",
+            },
+        ]
+        write_jsonl(folder / "train.jsonl", records)
+        source = open_source(f"hf:{folder}")
+        assert [record.value for record in source.records()] == records
+        source.write_kept({1}.__contains__, tmp_path / "out.parquet")
+        again = open_source(str(tmp_path / "out.parquet"))
+        assert [record.value for record in again.records()] == records[1:]
+
+    def test_only_the_columns_of_a_conversation_are_read(self, tmp_path: Path) -> None:
+        rows = [{**record, "other": i} for i, record in enumerate(RECORDS)]
+        Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+        assert [r.value for r in open_source(str(tmp_path / "saved")).records()] == RECORDS
+
+    def test_a_cell_that_python_cannot_hold_spoils_its_own_row(self, tmp_path: Path) -> None:
+        when = pa.array([0, 2**62, 1], pa.timestamp("ms"))
+        Dataset(pa.table({"when": when})).save_to_disk(str(tmp_path / "saved"))
+        records = list(open_source(str(tmp_path / "saved")).records())
+        assert [bool(record.error) for record in records] == [False, True, False]
+
+
 def test_missing_file() -> None:
     with pytest.raises(
         DataError,
         match=re.escape(
-            "Data set no/such.jsonl does not exist. Give a JSONL, JSON or Parquet file, a folder made "
-            "by save_to_disk, or a hub id such as org/name."
+            "Data set no/such.jsonl does not exist. Give a JSONL, JSON, Parquet or Arrow file, a "
+            "folder made by save_to_disk, or a hub id such as org/name."
         ),
     ):
         open_source("no/such.jsonl")
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf"])
-def test_empty_file(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(f"Data set {path} is empty.")):
-        open_source(str(path))
 
 
 @pytest.mark.parametrize("name", ["teknium/OpenHermes-2.5", "HuggingFaceH4/ultrachat_200k"])
