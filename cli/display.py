@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,21 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress() -> Iterator[ProgressCallback]:
+def progress(as_json: bool = False) -> Iterator[ProgressCallback]:
     """Give the callback that a stage reports to."""
-    if sys.stderr.isatty():
+    if as_json:
+        yield _now_and_then(lambda moment, _: log_json("progress", moment))
+    elif sys.stderr.isatty():
         with _bar() as show:
             yield show
     else:
-        yield _lines()
+        yield _now_and_then(_print_line)
+
+
+def log_json(event: str, what: Any) -> None:
+    """One line of JSON on stderr: what happened and when, and the fields of a report or a moment."""
+    fields = {"event": event, "time": time.time(), **dataclasses.asdict(what)}
+    print(json.dumps(fields, default=str), file=sys.stderr, flush=True)
 
 
 class _Speedometer:
@@ -69,7 +77,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-def _lines() -> ProgressCallback:
+def _now_and_then(report: Callable[[Progress, str], None]) -> ProgressCallback:
+    """Report a moment and its description every few seconds, and at the end."""
     speedometer = _Speedometer()
     last = time.monotonic()
 
@@ -79,12 +88,15 @@ def _lines() -> ProgressCallback:
         if now - last < _SECONDS_BETWEEN_LINES and moment.done != moment.total:
             return
         last = now
-        of = f"/{moment.total}" if moment.total is not None else ""
-        line = f"{moment.stage}: {moment.done}{of} {moment.unit}"
-        text = ", ".join(filter(None, (line, description)))
-        print(text, file=sys.stderr, flush=True)
+        report(moment, description)
 
     return show
+
+
+def _print_line(moment: Progress, description: str) -> None:
+    of = f"/{moment.total}" if moment.total is not None else ""
+    line = f"{moment.stage}: {moment.done}{of} {moment.unit}"
+    print(", ".join(filter(None, (line, description))), file=sys.stderr, flush=True)
 
 
 @contextmanager

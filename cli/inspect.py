@@ -140,6 +140,8 @@ def _print(report: "InspectReport") -> None:
     """The conversation, what its colours mean, and the numbers."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of what its encoding lacks
+    if report.messages:
+        print("As read; not rendered:")
     for message in report.messages:
         rest = {k: v for k, v in message.items() if k not in ("role", "content")}
         print(f"{_line(message['role'])}: {_shown(str(message.get('content') or ''))}")

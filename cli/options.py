@@ -102,4 +102,7 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the target.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again instead of continuing.")]
+LogJson = Annotated[
+    bool, typer.Option("--log-json", help="Progress as JSON, a line at a time, on stderr.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -32,6 +32,9 @@ def score(
     batch_tokens: Annotated[
         int, typer.Option(help="Padded tokens per forward pass.")
     ] = _DEFAULT.batch_tokens,
+    logits_memory: Annotated[
+        int, typer.Option(help="MiB that logits and what is computed from them may take.")
+    ] = _DEFAULT.logits_memory,
     token_scores: Annotated[
         bool, typer.Option("--token-scores", help="Also store every token's flatness.")
     ] = _DEFAULT.token_scores,
@@ -45,6 +48,16 @@ def score(
             "--dry-run", help="Count, and estimate the time; write nothing. Reads all of the data."
         ),
     ] = False,
+    shard_index: Annotated[
+        int | None,
+        typer.Option(
+            help="Score only this part of the records, from 0; default: what torchrun says."
+        ),
+    ] = None,
+    num_shards: Annotated[
+        int | None, typer.Option(help="Parts that as many processes score, in one --run.")
+    ] = None,
+    log_json: options.LogJson = False,
     overwrite: options.Overwrite = False,
     json: options.Json = False,
     config: options.Config = None,
@@ -64,6 +77,9 @@ def score(
         device=device,
         attn_implementation=attn_implementation,
         trust_remote_code=trust_remote_code,
+        logits_memory=logits_memory,
+        shard_index=shard_index,
+        num_shards=num_shards,
         token_scores=token_scores,
         overwrite=overwrite,
     )
@@ -72,11 +88,23 @@ def score(
         return
     from sfdd.scoring.run import score as run_score
 
-    with display.progress() as on_progress:
+    with display.progress(log_json) as on_progress:
         report = run_score(settings, on_progress)
 
+    if log_json:
+        display.log_json("finished", report)
     if json:
         display.print_json(report)
+        return
+    speed = {
+        "tokens/s": f"{report.tokens_per_second:,.0f}",
+        "padding": f"{report.padding:.1%} of the computed tokens",
+    }
+    if report.batch_tokens < batch_tokens:
+        speed["batch tokens"] = f"{report.batch_tokens:,}, since memory ran out"
+    if not report.complete:
+        done = {"records": f"{report.read:,}", "finished earlier": f"{report.resumed:,}"}
+        display.print_table("Scored its part; the last worker to finish merges all", done | speed)
         return
     display.print_table(
         f"Scored into {report.scores}",
@@ -91,8 +119,8 @@ def score(
             "tokens": f"{report.num_tokens:,}",
             "supervised tokens": f"{report.num_supervised_tokens:,}",
             "mean flatness": "-" if report.mean_flatness is None else f"{report.mean_flatness:.4f}",
-            "tokens/s": f"{report.tokens_per_second:,.0f}",
-        },
+        }
+        | speed,
     )
     display.hint("sfdd filter --keep 0.5", run)
 

@@ -85,6 +85,7 @@ class TokenizedConversation:
     it.
 
     Attributes:
+        num_turns: assistant turns of the conversation; 0 for a record that came as tokens.
         truncated: it was cut at the maximum length.
         rewritten: the chat template does not leave its earlier turns as they were.
         part: which of the `parts` samples of its record this is, from 0; a conversation is one sample
@@ -96,6 +97,7 @@ class TokenizedConversation:
     input_ids: TokenArray  # [T]
     loss_mask: MaskArray  # [T]
     content_hash: str = ""
+    num_turns: int = 0
     truncated: bool = False
     rewritten: bool = False
     part: int = 0

@@ -1,6 +1,6 @@
 """Reading a data set for the target: every record comes out tokenized, or skipped with a reason."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -64,11 +64,13 @@ def _refuse_other_things(source: Source) -> None:
 
 
 def read_conversations(
-    sources: Sequence[Source], format: str | None = None
+    sources: Sequence[Source],
+    format: str | None = None,
+    takes: Callable[[int], bool] = lambda row: True,
 ) -> Iterator[Conversation | Skipped]:
-    """Every record of some data sets, in order.
+    """Every record of some data sets, in order, or those of the rows that are to be taken.
 
-    A record is known by its own id where that is unique, else by its source and row.
+    A record is known by its own id where that is unique in all of the data, else by its source and row.
     """
     wanted = Format(format) if format else None
     seen: set[int] = set()
@@ -78,6 +80,8 @@ def read_conversations(
             own_id = _printable(record_id(record.value))
             unique = own_id and hash(own_id) not in seen
             seen.add(hash(own_id))
+            if not takes(record.row):
+                continue
             id = own_id if unique else str(origin)
             if record.error:
                 yield Skipped(origin, id, f"{SkipReason.UNREADABLE}: {record.error}")

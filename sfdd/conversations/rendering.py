@@ -101,6 +101,7 @@ class ChatRenderer:
                 input_ids=sample.input_ids,
                 loss_mask=sample.loss_mask,
                 content_hash=conversation.content_hash,
+                num_turns=conversation.roles.count("assistant"),
                 truncated=any(s.truncated for s in samples),
                 rewritten=rewritten,
                 part=part,

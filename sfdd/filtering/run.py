@@ -1,18 +1,15 @@
 """`sfdd filter`: select by the scores, write the selection and the distilled data set."""
 
+import logging
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from typing import Any
 
 from sfdd.artifacts import (
-    PARQUET_METADATA_KEY,
     Provenance,
     RunDirectory,
-    atomic_path,
     digest_files,
     environment,
     exclusive,
@@ -21,56 +18,50 @@ from sfdd.artifacts import (
 from sfdd.conversations.records import Source
 from sfdd.conversations.sources import open_source
 from sfdd.errors import ArtifactError, UsageError
-from sfdd.filtering.config import METRICS, FilterConfig
-from sfdd.filtering.distill import check_unchanged, distill
+from sfdd.filtering.config import FilterConfig
+from sfdd.filtering.distill import distill, unchanged
+from sfdd.filtering.report import FilterReport, report_of
+from sfdd.filtering.scores import Scores, read_scores
 from sfdd.filtering.selection import Selection, select
+from sfdd.filtering.table import write_selection
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FilterReport:
-    """What was kept, in conversations and in supervised tokens; `scored` = `kept` + `dropped`."""
+class _Scored:
+    """The data sets that were scored, by the name they had, and their fingerprints then."""
 
-    selection: Path
-    distilled: list[Path]
-    metric: str
-    keep: float
-    threshold: float
-    scored: int
-    skipped: int
-    kept: int
-    dropped: int
-    retention_ratio: float
-    supervised_tokens_scored: int
-    supervised_tokens_kept: int
+    sources: Mapping[str, Source]
+    fingerprints: Mapping[str, str]
 
 
 def filter_data(config: FilterConfig) -> FilterReport:
-    """Keep the fraction of the scored conversations that teaches a drafter most.
+    """Keep the scored conversations that teach a drafter most, as far as the budget goes.
 
     Raises:
-        ArtifactError: there are no scores, or they are damaged.
-        DataError: the scored data are gone or have changed.
+        ArtifactError: there are no scores, or they are damaged, or nothing is kept.
+        DataError: the scored data, or the table to join, are gone or not what they should be.
+        UsageError: a column that the settings name is not there.
     """
     run = RunDirectory(config.run)
     scores_path = config.scores or run.scores
     provenance = read_parquet_provenance(scores_path)
     with exclusive(run, "filter"):
-        sources = _open_scored_data(provenance, scores_path, config.data)
-        scores = _read_scores(scores_path, config.metric)
-        selection = select(scores, config.metric, config.keep, config.seed)
-        if not selection.kept.num_rows:
-            raise ArtifactError(
-                f"{scores_path} holds no scored conversation, so there is nothing to keep. "
-                "Its column 'reason' says why each was skipped."
-            )
-        distilled = _write(run, selection, sources, provenance, config)
-    return _report(run, selection, config, distilled)
+        data = _open_scored_data(provenance, scores_path, config.data)
+        scores = read_scores(scores_path, config)
+        selection = select(scores, config)
+        _refuse_nothing(selection, scores, scores_path, config)
+        report = report_of(scores, selection, config, run.selection)
+        about = _provenance(provenance, report, config)
+        distilled = _write(run, scores, selection, data, scores_path, about)
+    for warning in report.warnings:
+        log.warning("%s", warning)
+    return replace(report, distilled=distilled)
 
 
-def _open_scored_data(
-    provenance: Provenance, scores: Path, moved_to: tuple[str, ...]
-) -> dict[str, Source]:
-    """The data sets that were scored, by the name they had, checked to be the same still."""
+def _open_scored_data(provenance: Provenance, scores: Path, moved_to: tuple[str, ...]) -> _Scored:
+    """The data sets that were scored; that they are the same still is checked while they are copied."""
     fingerprints = provenance.about.get("data")
     if not isinstance(fingerprints, dict):
         raise ArtifactError(f"{scores} is not a finished score table. Make one with 'sfdd score'.")
@@ -80,20 +71,38 @@ def _open_scored_data(
             f"{', '.join(fingerprints)}. Name all of them, in that order."
         )
     names = moved_to or tuple(fingerprints)
-    sources = {
-        scored_as: open_source(name) for scored_as, name in zip(fingerprints, names, strict=True)
-    }
-    for scored_as, source in sources.items():
-        check_unchanged(source, fingerprints[scored_as])
-    return sources
+    opened = (open_source(name) for name in names)
+    return _Scored(dict(zip(fingerprints, opened, strict=True)), fingerprints)
+
+
+def _refuse_nothing(selection: Selection, scores: Scores, path: Path, config: FilterConfig) -> None:
+    if selection.kept.any():
+        return
+    if not selection.scored.any():
+        raise ArtifactError(
+            f"{path} holds no scored conversation, so there is nothing to keep. "
+            "Its column 'reason' says why each was skipped."
+        )
+    if selection.without_value.sum() == selection.scored.sum():
+        raise ArtifactError(
+            f"No scored conversation of {path} has a finite {config.metric}, so there is nothing to keep."
+        )
+    option, amount = config.budget
+    if option == "keep_tokens":
+        raise ArtifactError(
+            f"--keep-tokens {amount:,} has no room for a single conversation: the first to keep "
+            "has more supervised tokens. Give more."
+        )
+    raise ArtifactError("No conversation lies inside the band. Give a wider one.")
 
 
 def _write(
     run: RunDirectory,
+    scores: Scores,
     selection: Selection,
-    sources: dict[str, Source],
-    scores: Provenance,
-    config: FilterConfig,
+    data: _Scored,
+    scores_path: Path,
+    provenance: Provenance,
 ) -> list[Path]:
     """Distilled files and selection together: the selection holds the digests of its files.
 
@@ -101,12 +110,24 @@ def _write(
     """
     earlier = _earlier_files(run)
     staging = run.root / "distilled.partial"
+    origins, rows = scores.sources, scores.table["row"].to_numpy()
     try:
-        staged = distill(selection.table, sources, staging)
+        with unchanged(data.sources, data.fingerprints):
+            staged = distill(
+                selection.kept,
+                origins.codes,
+                origins.labels.to_pylist(),
+                rows,
+                data.sources,
+                staging,
+            )
         distilled = [run.distilled / path.name for path in staged]
-        _refuse_to_overwrite(distilled, earlier, sources)
+        _refuse_to_overwrite(distilled, earlier, data.sources)
         digests = {path.name: digest_files([path]) for path in staged}
-        _write_selection(run, selection, scores, config, digests)
+        about = {**provenance.about, "distilled": digests}
+        write_selection(
+            run.selection, scores_path, scores, selection, replace(provenance, about=about)
+        )
         run.distilled.mkdir(exist_ok=True)
         for path, destination in zip(staged, distilled, strict=True):
             path.replace(destination)
@@ -118,7 +139,7 @@ def _write(
 
 
 def _refuse_to_overwrite(
-    distilled: list[Path], earlier: set[Path], sources: dict[str, Source]
+    distilled: list[Path], earlier: set[Path], sources: Mapping[str, Source]
 ) -> None:
     for path in distilled:
         if any(path.resolve() == Path(source.name) for source in sources.values()):
@@ -132,17 +153,6 @@ def _refuse_to_overwrite(
             )
 
 
-def _read_scores(path: Path, metric: str) -> pa.Table:
-    column = METRICS[metric].column
-    columns = ["id", "source", "row", "status", "reason", "num_supervised_tokens"]
-    try:
-        return pq.read_table(path, columns=[*columns, *([column] if column else [])])
-    except (OSError, ValueError) as error:
-        raise ArtifactError(
-            f"{path} is damaged ({error}). Score again with --overwrite."
-        ) from error
-
-
 def _earlier_files(run: RunDirectory) -> set[Path]:
     """Distilled files of an earlier selection in this run."""
     if not run.selection.exists():
@@ -151,51 +161,38 @@ def _earlier_files(run: RunDirectory) -> set[Path]:
     return {run.distilled / Path(name).name for name in about.get("distilled", ())}
 
 
-def _write_selection(
-    run: RunDirectory,
-    selection: Selection,
-    scores: Provenance,
-    config: FilterConfig,
-    digests: dict[str, str],
-) -> None:
-    provenance = Provenance(
-        identity={
-            **scores.identity,
-            "metric": config.metric,
-            "keep": config.keep,
-            **({"seed": config.seed} if METRICS[config.metric].column is None else {}),
-        },
+def _provenance(scores: Provenance, report: FilterReport, config: FilterConfig) -> Provenance:
+    """Where a selection comes from, and what it means for those who train on it."""
+    return Provenance(
+        identity={**scores.identity, **_deciding(config)},
         about={
             "target": scores.about["target"],
-            "threshold": selection.threshold,
-            "distilled": digests,
-            "settings": asdict(config),
+            "threshold": report.threshold,
+            "kept_share": {
+                name: [asdict(share) for share in shares]
+                for name, shares in report.kept_share.items()
+            },
+            "notes": report.notes,
+            "warnings": report.warnings,
+            "settings": asdict(config) | dict([config.budget]),
             "scores": scores.about,
             **environment(),
         },
     )
-    metadata = {PARQUET_METADATA_KEY: provenance.to_json()}
-    with atomic_path(run.selection) as temporary:
-        pq.write_table(selection.table.replace_schema_metadata(metadata), temporary)
 
 
-def _report(
-    run: RunDirectory, selection: Selection, config: FilterConfig, distilled: list[Path]
-) -> FilterReport:
-    table, kept, dropped = selection.table, selection.kept, selection.dropped
-    tokens_kept = pc.sum(kept["num_supervised_tokens"]).as_py() or 0
-    tokens_dropped = pc.sum(dropped["num_supervised_tokens"]).as_py() or 0
-    return FilterReport(
-        selection=run.selection,
-        distilled=distilled,
-        metric=config.metric,
-        keep=config.keep,
-        threshold=selection.threshold,
-        scored=kept.num_rows + dropped.num_rows,
-        skipped=table.num_rows - kept.num_rows - dropped.num_rows,
-        kept=kept.num_rows,
-        dropped=dropped.num_rows,
-        retention_ratio=selection.retention_ratio,
-        supervised_tokens_scored=tokens_kept + tokens_dropped,
-        supervised_tokens_kept=tokens_kept,
-    )
+def _deciding(config: FilterConfig) -> dict[str, Any]:
+    """Every setting on which the selection depends; those that have no effect are left out."""
+    budget, amount = config.budget
+    draws = config.ranking.column is None or budget in ("keep_rows", "keep_tokens")
+    optional = {
+        "low": config.low,
+        "by": config.by,
+        "match_length": config.match_length,
+        "join": config.join and digest_files([config.join]),
+        "seed": config.seed if draws else None,
+    }
+    used = {
+        name: value for name, value in optional.items() if value is not None and value is not False
+    }
+    return {"metric": config.metric, budget: amount, **used}

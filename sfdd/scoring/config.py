@@ -17,7 +17,10 @@ class ScoreConfig:
         target: local directory, GGUF file, hub id, or `smollm2`.
         max_length: tokens kept of a conversation; a longer one is cut there and flagged.
         mask: what is read of a record, and which of its tokens are supervised.
-        batch_tokens: padded tokens per forward pass.
+        batch_tokens: padded tokens per forward pass; a longer conversation is forwarded in pieces of it.
+        logits_memory: MiB that logits and what is computed from them may take.
+        shard_index, num_shards: which part of the records this process scores, of how many; None for
+            what `torchrun` says, else all of them.
         token_scores: also store the flatness of every supervised token.
         overwrite: start again instead of continuing or refusing.
     """
@@ -28,6 +31,9 @@ class ScoreConfig:
     mask: MaskConfig = field(default_factory=MaskConfig)
     max_length: int = 4096
     batch_tokens: int = 4096
+    logits_memory: int = 512
+    shard_index: int | None = None
+    num_shards: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     attn_implementation: str | None = None
@@ -38,6 +44,13 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         if not self.data:
             raise UsageError("No data set given. Name at least one file, folder or hub id.")
-        for name in ("max_length", "batch_tokens"):
-            if getattr(self, name) < 2:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 2.")
+        for name, least in (("max_length", 2), ("batch_tokens", 2), ("logits_memory", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}.")
+        if (self.shard_index is None) != (self.num_shards is None):
+            raise UsageError("--shard-index and --num-shards go together; give both.")
+        if self.overwrite and (self.num_shards or 1) > 1:
+            raise UsageError(
+                "--overwrite is for one process: each of several would remove what the others did. "
+                "Remove scores.parquet and scores.partial of the run before starting them."
+            )

@@ -12,13 +12,14 @@ from sfdd.conversations.pipeline import open_sources, read_conversations
 from sfdd.conversations.rendering import ChatRenderer
 from sfdd.errors import DataError
 from sfdd.progress import Progress, ProgressCallback, silent
-from sfdd.scoring.batching import batches
 from sfdd.scoring.config import ScoreConfig
+from sfdd.scoring.forward import Forward
 from sfdd.targets.transformers_target import TransformersTarget
 
 # The estimate comes from these many samples, drawn from all over the data, or so many seconds of them.
 _WARMUP_SAMPLES = 64
 _WARMUP_SECONDS = 10.0
+_WARMUP_AT_ONCE = 8  # of any length, as they were drawn
 _PATTERNS_NAMED = 12
 _MOST_PATTERNS = 10_000
 
@@ -28,8 +29,8 @@ class ScorePlan:
     """What a scoring run would do; `read` = `scored` + `skipped`.
 
     Attributes:
-        formats: number of records read as each format.
-        roles: number of conversations by the roles of their turns, the most frequent first; what
+        formats: number of records read as each format, and as `none`.
+        roles: number of scored conversations by the roles of their turns, the most frequent first; what
             repeats stands in brackets with a plus.
         samples: how many texts the scored conversations are rendered to.
         duplicates: exact copies of an earlier conversation.
@@ -68,17 +69,19 @@ class _Counts:
     roles: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     seen: set[int] = field(default_factory=set)
+    first_reason: str = ""
 
-    def add_conversation(self, conversation: Conversation) -> None:
-        self.formats[conversation.format] += 1
-        roles = role_pattern(conversation.roles)
-        self.roles[roles if len(self.roles) < _MOST_PATTERNS else "others"] += 1
-
-    def add(self, rendered: list[TokenizedConversation] | Skipped) -> None:
+    def add(
+        self, read: Conversation | Skipped, rendered: list[TokenizedConversation] | Skipped
+    ) -> None:
         self.read += 1
+        self.formats[read.format if isinstance(read, Conversation) else "none"] += 1
         if isinstance(rendered, Skipped):
             self.reasons[rendered.reason.partition(":")[0]] += 1
+            self.first_reason = self.first_reason or rendered.reason
             return
+        roles = role_pattern(read.roles) if isinstance(read, Conversation) else ""
+        self.roles[roles if len(self.roles) < _MOST_PATTERNS else "others"] += 1
         first = rendered[0]
         self.scored += 1
         self.truncated += first.truncated
@@ -109,20 +112,16 @@ def plan(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScorePl
     renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
     counts, drawn, random = _Counts(), list[TokenizedConversation](), Random(0)
     for item in read_conversations(sources, config.mask.format):
-        rendered: list[TokenizedConversation] | Skipped
-        if isinstance(item, Skipped):
-            rendered = item
-        else:
-            counts.add_conversation(item)
-            rendered = renderer.render(item)
+        rendered = item if isinstance(item, Skipped) else renderer.render(item)
         if not isinstance(rendered, Skipped):
             _draw(drawn, random.choice(rendered), counts.scored, random)
-        counts.add(rendered)
+        counts.add(item, rendered)
         figures = {"skipped": str(counts.read - counts.scored)}
         on_progress(Progress("reading", "records", counts.read, None, counts.num_tokens, figures))
     if not drawn:
         raise DataError(
-            f"None of the {counts.read} records can be scored ({_listed(counts.reasons)})."
+            f"None of the {counts.read} records can be scored ({_listed(counts.reasons)}). The first: "
+            f"{counts.first_reason or 'there is none'}."
         )
     tokens, seconds = _warm_up(target, drawn, config.batch_tokens, on_progress)
     return _plan(counts, tokens, tokens / seconds)
@@ -144,15 +143,14 @@ def _warm_up(
     batch_tokens: int,
     on_progress: ProgressCallback,
 ) -> tuple[int, float]:
-    """Tokens forwarded and seconds taken; the first batch is not counted, unless there is no other."""
-    work = list(batches(drawn, batch_tokens))
-    Random(0).shuffle(work)  # they come longest first
-    target.token_stats(work[0][:1])
+    """Tokens forwarded and seconds taken, after a first sample that is not counted."""
+    target.token_stats(drawn[:1])
     tokens, started = 0, monotonic()
-    for done, batch in enumerate(work, start=1):
-        target.token_stats(batch)
-        tokens += sum(map(len, batch))
-        on_progress(Progress("warm-up", "batches", done, len(work), tokens))
+    forward = Forward(target, batch_tokens)
+    for first in range(0, len(drawn), _WARMUP_AT_ONCE):
+        for batch, _ in forward(list(drawn[first : first + _WARMUP_AT_ONCE])):
+            tokens += sum(map(len, batch))
+        on_progress(Progress("warm-up", "samples", first, len(drawn), tokens))
         if monotonic() - started > _WARMUP_SECONDS:
             break
     return tokens, monotonic() - started
@@ -181,7 +179,7 @@ def _plan(counts: _Counts, warmup_tokens: int, tokens_per_second: float) -> Scor
 def role_pattern(roles: Sequence[str]) -> str:
     """Roles in order, what repeats written once: `system (user assistant)+`."""
     pattern = re.sub(r"\b(\w+(?: \w+){0,3}?)(?: \1)+\b", r"(\1)+", " ".join(roles))
-    return pattern or "tokens"
+    return pattern or "(tokens)"
 
 
 def _most_frequent(patterns: Counter[str]) -> dict[str, int]:

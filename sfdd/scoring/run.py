@@ -1,64 +1,34 @@
 """`sfdd score`: read, tokenize, forward, write — for every record, once."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
-from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any, TypeVar
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TypeVar
 
 from sfdd.artifacts import Provenance, RunDirectory, environment, exclusive
 from sfdd.conversations.conversation import Origin, Skipped, TokenizedConversation
-from sfdd.conversations.pipeline import open_sources, tokenize
+from sfdd.conversations.pipeline import open_sources, read_conversations
 from sfdd.conversations.records import Source
-from sfdd.errors import DataError
+from sfdd.conversations.rendering import ChatRenderer
+from sfdd.errors import ArtifactError, DataError, InUseError
 from sfdd.progress import Progress, ProgressCallback, silent
-from sfdd.scoring.batching import batches, windows
+from sfdd.scoring.batching import Window, ahead, windows
 from sfdd.scoring.config import ScoreConfig
-from sfdd.scoring.schema import SCORED, SKIPPED, score_schema, scored_row, skipped_row
+from sfdd.scoring.forward import Forward
+from sfdd.scoring.report import ScoreReport, Work, make_report, report_of_part
+from sfdd.scoring.schema import score_schema, scored_row, skipped_row
 from sfdd.scoring.store import ScoreStore
+from sfdd.scoring.watch import Watch
+from sfdd.scoring.workers import ALONE, Worker, device_of_worker, this_worker
 from sfdd.targets.statistics import TokenStats
 from sfdd.targets.transformers_target import TransformersTarget
 
 T = TypeVar("T")
 
 LOSS_MASK_RULE = "assistant content, reasoning, tool calls and end of turn"
-
-
-@dataclass(frozen=True)
-class ScoreReport:
-    """What a scoring run did; `read` = `scored` + `skipped`.
-
-    Attributes:
-        resumed: how many of `read` were finished before this process.
-        rewritten: scored conversations whose history the template rewrites.
-        duplicates: scored conversations that are exact copies of an earlier one.
-        reasons: number of skipped records by reason.
-        mean_flatness: over scored conversations; None if there are none.
-        seconds: of this process, model loading excluded.
-        tokens_per_second: conversation tokens forwarded per second, padding not counted.
-    """
-
-    scores: Path
-    read: int
-    scored: int
-    skipped: int
-    resumed: int
-    truncated: int
-    rewritten: int
-    duplicates: int
-    reasons: dict[str, int]
-    num_tokens: int
-    num_supervised_tokens: int
-    mean_flatness: float | None
-    seconds: float
-    tokens_per_second: float
 
 
 @dataclass
@@ -86,17 +56,18 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
         SfddError: data or target cannot be used, or the run holds scores of other provenance.
         DataError: not one record could be scored; the table with the reasons is there.
     """
+    worker = this_worker(config.shard_index, config.num_shards)
     sources = open_sources(config.data, config.mask.format)
     # Locked before the target is loaded: nobody waits for that to be told that the run is in use.
-    with exclusive(RunDirectory(config.run), "score"):
+    with worker.alone_at_its_part(RunDirectory(config.run)):
         target = TransformersTarget.load(
             config.target,
             dtype=config.dtype,
-            device=config.device,
+            device=device_of_worker(config.device),
             attn_implementation=config.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         )
-        return score_with(target, sources, config, on_progress)
+        return score_with(target, sources, config, on_progress, worker)
 
 
 def score_with(
@@ -104,58 +75,86 @@ def score_with(
     sources: list[Source],
     config: ScoreConfig,
     on_progress: ProgressCallback = silent,
+    worker: Worker = ALONE,
 ) -> ScoreReport:
-    """`score` with a target and data sets that are open already, in a run of the caller's alone."""
+    """`score` with a target and data sets that are open already, in a part of the caller's alone."""
     run = RunDirectory(config.run)
     config = replace(config, max_length=target.usable_length(config.max_length))
+    target.logits_memory = config.logits_memory
     provenance = _provenance(config, target, sources)
-    names = [source.name for source in sources]
     schema = score_schema(config.token_scores)
-    store = ScoreStore(run, schema, provenance, names, config.overwrite)
+    names = [source.name for source in sources]
+    store = ScoreStore(run, schema, provenance, names, worker, config.overwrite)
+    forward, watch = Forward(target, config.batch_tokens), Watch(config.target, target.vocab_size)
     started = monotonic()
     # Both read all of the data; the first batch does not wait for them.
-    counts = _Counts(_in_background(lambda: sum(source.count() for source in sources)))
-    fingerprints = _in_background(lambda: {s.name: s.fingerprint() for s in sources})
+    totals = _in_background(lambda: [source.count() for source in sources])
+    fingerprints = _in_background(lambda: _fingerprints(sources)) if worker.is_alone else None
+    counts = _Counts(_in_background(lambda: sum(map(worker.share, totals.result()))))
     on_progress(counts.moment())
+    renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
     try:
-        for parts, stats in _whole(_forward(target, sources, config, store, counts)):
-            store.add([scored_row(parts, stats)])
-            counts.done += 1
-            counts.tokens += sum(map(len, parts))
+        for window in ahead(lambda: windows(_records(sources, config, renderer, store, worker))):
+            store.add([skipped_row(item) for item in window.skipped])
+            _count(counts, window)
+            for parts, stats in _whole(forward(window.samples)):
+                watch.see(stats)
+                store.add([scored_row(parts, stats)])
+                counts.done += 1
+                counts.tokens += sum(map(len, parts))
+                on_progress(counts.moment())
             on_progress(counts.moment())
     finally:
         store.flush()
+    watch.judge()
+    store.finished.require_all_seen()
     counts.total.result()
     on_progress(counts.moment())
-    about = {**provenance.about, "data": fingerprints.result()}
-    table = store.finish(Provenance(provenance.identity, about))
-    report = _report(table, run.scores, store.resumed, counts, monotonic() - started)
+    work = Work(
+        resumed=store.resumed,
+        records=counts.done,
+        tokens=counts.tokens,
+        computed_tokens=forward.computed_tokens,
+        batch_tokens=forward.batch_tokens,
+        seconds=monotonic() - started,
+    )
+    known = fingerprints.result() if fingerprints else None
+    if not _merge(run, store, provenance, sum(totals.result()), sources, known):
+        return report_of_part(run.scores, work)
+    report = make_report(run.scores, work)
     if not report.scored:
         reasons = ", ".join(f"{reason} {count}" for reason, count in report.reasons.items())
         raise DataError(
-            f"None of the {report.read} records could be scored ({reasons or 'there are none'}). "
-            f"The column 'reason' of {run.scores} says why, record by record."
+            f"None of the {report.read} records could be scored ({reasons or 'there are none'}). The "
+            f"column 'reason' of {run.scores} says why, record by record; so does 'sfdd inspect'."
         )
     return report
 
 
-def _forward(
-    target: TransformersTarget,
+def _records(
     sources: list[Source],
     config: ScoreConfig,
+    renderer: ChatRenderer,
     store: ScoreStore,
-    counts: _Counts,
-) -> Iterator[tuple[list[TokenizedConversation], list[TokenStats]]]:
-    """The statistics of every conversation that has none yet, batch by batch."""
-    records = tokenize(sources, target.tokenizer, config.max_length, config.mask)
-    for window in windows(_unfinished(records, store, counts)):
-        for batch in batches(window, config.batch_tokens):
-            yield batch, target.token_stats(batch)
+    worker: Worker,
+) -> Iterator[list[TokenizedConversation] | Skipped | None]:
+    """This worker's records: rendered, skipped, or None for one whose row is there."""
+    for item in read_conversations(sources, config.mask.format, worker.takes):
+        if store.finished.holds(item.origin, item.content_hash):
+            yield None
+        else:
+            yield item if isinstance(item, Skipped) else renderer.render(item)
+
+
+def _count(counts: _Counts, window: Window) -> None:
+    counts.resumed += window.resumed
+    counts.skipped += len(window.skipped)
+    counts.done += window.resumed + len(window.skipped)
 
 
 def _whole(
     batches: Iterable[tuple[list[TokenizedConversation], list[TokenStats]]],
-) -> Iterator[tuple[list[TokenizedConversation], TokenStats]]:
+) -> Iterator[tuple[Sequence[TokenizedConversation], TokenStats]]:
     """Conversations with all their samples, in whatever batches and order those were forwarded."""
     waiting: dict[Origin, dict[int, tuple[TokenizedConversation, TokenStats]]] = {}
     for batch, stats in batches:
@@ -165,7 +164,34 @@ def _whole(
             if len(parts) == sample.parts:
                 del waiting[sample.origin]
                 samples, statistics = zip(*(parts[i] for i in range(sample.parts)), strict=True)
-                yield list(samples), TokenStats.join(statistics)
+                yield samples, TokenStats.join(statistics)
+
+
+def _merge(
+    run: RunDirectory,
+    store: ScoreStore,
+    provenance: Provenance,
+    records: int,
+    sources: list[Source],
+    fingerprints: dict[str, str] | None,
+) -> bool:
+    """Make the finished table, if every record has its row; False if other workers are not done."""
+    with suppress(InUseError), exclusive(run, "score-merge"):
+        pieces, keys = store.keys()
+        if len(keys) == records:
+            about = {**provenance.about, "data": fingerprints or _fingerprints(sources)}
+            store.merge(pieces, keys, Provenance(provenance.identity, about))
+            return True
+        if fingerprints is not None:  # alone, so nobody else will bring the missing rows
+            raise ArtifactError(
+                f"{records - len(keys)} rows in {run.shards} were lost while this ran. Run the same "
+                "command again: it scores them alone."
+            )
+    return False
+
+
+def _fingerprints(sources: list[Source]) -> dict[str, str]:
+    return {source.name: source.fingerprint() for source in sources}
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
@@ -180,24 +206,6 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
 
     Thread(target=run, daemon=True).start()
     return future
-
-
-def _unfinished(
-    records: Iterable[TokenizedConversation | Skipped], store: ScoreStore, counts: _Counts
-) -> Iterator[TokenizedConversation]:
-    """Samples that still need a forward pass; skipped records go straight to the store."""
-    for _, parts in groupby(records, key=lambda item: item.origin):
-        item = next(parts)
-        if store.holds(item):
-            counts.resumed += 1
-            counts.done += 1
-        elif isinstance(item, Skipped):
-            store.add([skipped_row(item)])
-            counts.skipped += 1
-            counts.done += 1
-        else:
-            yield item
-            yield from (part for part in parts if not isinstance(part, Skipped))
 
 
 def _provenance(
@@ -218,35 +226,3 @@ def _provenance(
             **environment(),
         },
     )
-
-
-def _report(
-    table: pa.Table, scores: Path, resumed: int, counts: _Counts, seconds: float
-) -> ScoreReport:
-    status = Counter(table["status"].to_pylist())
-    reasons = (reason.split(":")[0] for reason in table["reason"].to_pylist() if reason)
-    return ScoreReport(
-        scores=scores,
-        read=table.num_rows,
-        scored=status[SCORED],
-        skipped=status[SKIPPED],
-        resumed=resumed,
-        truncated=_sum(table["truncated"]),
-        rewritten=_sum(table["rewritten"]),
-        duplicates=_duplicates(table),
-        reasons=dict(Counter(reasons).most_common()),
-        num_tokens=_sum(table["num_tokens"]),
-        num_supervised_tokens=_sum(table["num_supervised_tokens"]),
-        mean_flatness=pc.mean(table["flatness"]).as_py(),
-        seconds=seconds,
-        tokens_per_second=counts.tokens / seconds,
-    )
-
-
-def _duplicates(table: pa.Table) -> int:
-    hashes = table.filter(pc.equal(table["status"], SCORED))["content_hash"]
-    return len(hashes) - int(pc.count_distinct(hashes).as_py())
-
-
-def _sum(column: Any) -> int:
-    return int(pc.sum(column).as_py() or 0)

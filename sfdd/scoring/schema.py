@@ -14,8 +14,9 @@ SCORED, SKIPPED = "scored", "skipped"
 def score_schema(token_scores: bool) -> pa.Schema:
     """One row a record read, in the order of the data; means are over supervised tokens.
 
-    `reason`, the means and `token_flatness` are null where they do not apply. Where the template
-    rewrites history, a conversation is several samples (`num_samples`); tokens and means are over all.
+    `reason`, the means and `token_flatness` are null where they do not apply. Where the template rewrites
+    history, a conversation is several samples (`num_samples`); tokens and means are over all of them.
+    `num_turns` counts assistant turns.
     """
     columns = [
         pa.field("id", pa.string(), nullable=False),
@@ -27,6 +28,7 @@ def score_schema(token_scores: bool) -> pa.Schema:
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("num_supervised_tokens", pa.int32(), nullable=False),
         pa.field("num_samples", pa.int32(), nullable=False),
+        pa.field("num_turns", pa.int32(), nullable=False),
         pa.field("truncated", pa.bool_(), nullable=False),
         pa.field("rewritten", pa.bool_(), nullable=False),
         *(pa.field(name, pa.float64()) for name in STATISTICS),
@@ -48,6 +50,7 @@ def skipped_row(item: Skipped) -> dict[str, Any]:
         "num_tokens": 0,
         "num_supervised_tokens": 0,
         "num_samples": 0,
+        "num_turns": 0,
         "truncated": False,
         "rewritten": False,
     }
@@ -72,6 +75,7 @@ def scored_row(parts: Sequence[TokenizedConversation], stats: TokenStats) -> dic
         "num_tokens": sum(map(len, parts)),
         "num_supervised_tokens": sum(part.num_supervised_tokens for part in parts),
         "num_samples": len(parts),
+        "num_turns": first.num_turns,
         "truncated": first.truncated,
         "rewritten": first.rewritten,
     }

@@ -1,40 +1,28 @@
 """Rows of a score table as they are finished: on disk within seconds, and never scored twice.
 
-Rows are written as small Parquet shards, each complete or absent. A run that ends well merges them into
-scores.parquet; one that was killed finds them there the next time. A finished table counts as done work,
-too, so records appended to a data set are scored without the others.
+Rows are written as small Parquet shards, each complete or absent. When every row is there they are merged
+into scores.parquet. A run that was killed finds its shards there the next time, and a finished table
+counts as done work, too, so records appended to a data set are scored without the others.
 """
 
-import logging
-import shutil
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sfdd.artifacts import (
-    PARQUET_METADATA_KEY,
-    Provenance,
-    RunDirectory,
-    atomic_path,
-    read_parquet_provenance,
-)
-from sfdd.conversations.conversation import Origin, Skipped, TokenizedConversation
-from sfdd.errors import ArtifactError, DataError
-
-log = logging.getLogger(__name__)
+from sfdd.artifacts import PARQUET_METADATA_KEY, Provenance, RunDirectory, atomic_path
+from sfdd.scoring.finished import Finished
+from sfdd.scoring.pieces import Piece, finished_pieces, remove_shards, write_shard
+from sfdd.scoring.workers import Worker
 
 _SECONDS_PER_SHARD = 5.0
 _ROWS_PER_SHARD = 20_000
 _ROW_GROUP = 2**16
-
-
-class _DamagedError(ArtifactError):
-    """A file of rows that cannot be read."""
+_PIECES_HELD = 64
 
 
 class ScoreStore:
@@ -46,6 +34,7 @@ class ScoreStore:
         schema: pa.Schema,
         provenance: Provenance,
         sources: Sequence[str],
+        worker: Worker,
         overwrite: bool,
     ) -> None:
         """Open what is there, or start.
@@ -57,31 +46,18 @@ class ScoreStore:
             ArtifactError: there are rows of other provenance or data, and `overwrite` is False.
         """
         self._run = run
-        self._schema = schema.with_metadata({PARQUET_METADATA_KEY: provenance.to_json()})
+        self._schema = schema
+        self._provenance = provenance
         self._sources = list(sources)
+        self._worker = worker
         self._buffer: list[Mapping[str, Any]] = []
         self._last_flush = time.monotonic()
         if overwrite:
-            self._remove_shards()
+            remove_shards(run)
             run.scores.unlink(missing_ok=True)
-        self._tables = self._read_finished(provenance)
-        self._unseen = self._hashes()
-        self._refuse_other_data()
-        self.resumed = len(self._unseen)
-
-    def holds(self, item: Skipped | TokenizedConversation) -> bool:
-        """Whether the row of a record is finished.
-
-        Raises:
-            DataError: the record's content is not what was scored.
-        """
-        expected = self._unseen.pop(item.origin, None)
-        if expected is not None and expected != item.content_hash:
-            raise DataError(
-                f"Data set {item.origin.source} has changed since it was scored: record "
-                f"{item.origin.row} differs. Score it again with --overwrite, or into another --run."
-            )
-        return expected is not None
+        pieces = finished_pieces(run, provenance)
+        self.finished = Finished(pieces, sources, str(run.root), worker.takes)
+        self.resumed = len(self.finished)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Take finished rows; they are on disk a few seconds later."""
@@ -93,93 +69,48 @@ class ScoreStore:
     def flush(self) -> None:
         """Write what was added as one shard."""
         if self._buffer:
-            table = pa.Table.from_pylist(self._buffer, self._schema)
-            with atomic_path(self._run.shards / f"{time.time_ns()}.parquet") as temporary:
-                pq.write_table(table, temporary)
-            self._tables.append(table.replace_schema_metadata(None))
+            schema = self._schema.with_metadata({PARQUET_METADATA_KEY: self._provenance.to_json()})
+            table = pa.Table.from_pylist(self._buffer, schema)
+            write_shard(self._run.shards, self._worker.index, table)
         self._buffer = []
         self._last_flush = time.monotonic()
 
-    def finish(self, provenance: Provenance) -> pa.Table:
-        """Merge everything into scores.parquet, in the order of the data.
-
-        Raises:
-            DataError: there are rows of records that the data no longer hold.
+    def keys(self) -> tuple[list[Piece], np.ndarray]:
+        """All pieces on disk, and for each of their rows, in the order of the data and each row once:
+        source, row, piece, position in the piece. [N, 4]
         """
-        self.flush()
-        if self._unseen:
-            gone = next(iter(self._unseen))
-            raise DataError(
-                f"Data set {gone.source} has changed since it was scored: {len(self._unseen)} records "
-                f"are gone (first: record {gone.row}). Score it again with --overwrite, or into "
-                "another --run."
-            )
-        table = pa.concat_tables([self._schema.empty_table(), *self._tables])
-        order = pc.sort_indices(
-            pa.table(
-                {
-                    "source": pc.index_in(table["source"], pa.array(self._sources, pa.string())),
-                    "row": table["row"],
-                }
-            ),
-            [("source", "ascending"), ("row", "ascending")],
-        )
-        metadata = {PARQUET_METADATA_KEY: provenance.to_json()}
-        table = table.take(order).replace_schema_metadata(metadata)
-        with atomic_path(self._run.scores) as temporary:
-            pq.write_table(table, temporary, row_group_size=_ROW_GROUP, compression="zstd")
-        self._remove_shards()
-        return table
+        pieces = list(finished_pieces(self._run, self._provenance))
+        number = {name: i for i, name in enumerate(self._sources)}
+        parts = [np.empty((0, 4), np.int64)]
+        for i, piece in enumerate(pieces):
+            table = piece.read(["source", "row"])
+            source = np.fromiter((number[s] for s in table["source"].to_pylist()), np.int64)
+            row = table["row"].to_numpy()
+            parts.append(np.stack([source, row, np.full_like(row, i), np.arange(len(row))], axis=1))
+        keys = np.concatenate(parts)
+        keys = keys[np.lexsort((keys[:, 1], keys[:, 0]))]
+        same = (keys[1:, :2] == keys[:-1, :2]).all(axis=1)
+        return pieces, keys[np.concatenate([np.ones(min(len(keys), 1), np.bool_), ~same])]
 
-    def _read_finished(self, provenance: Provenance) -> list[pa.Table]:
-        tables = []
-        if self._run.scores.exists():
-            tables.append(self._read(self._run.scores, provenance))
-        for shard in sorted(self._run.shards.glob("*.parquet")):
-            try:
-                tables.append(self._read(shard, provenance))
-            except _DamagedError as damage:
-                log.warning("Scored again: %s", damage.__cause__)
-                shard.unlink()
-        return tables
+    def merge(self, pieces: Sequence[Piece], keys: np.ndarray, provenance: Provenance) -> None:
+        """Write scores.parquet in the order of the data, a row group at a time, and remove the shards."""
+        schema = self._schema.with_metadata({PARQUET_METADATA_KEY: provenance.to_json()})
+        with (
+            atomic_path(self._run.scores) as temporary,
+            pq.ParquetWriter(
+                temporary, schema, compression="zstd", write_page_checksum=True
+            ) as writer,
+        ):
+            for table in self._ordered(pieces, keys):
+                writer.write_table(table.cast(self._schema), row_group_size=_ROW_GROUP)
+        remove_shards(self._run)
 
-    def _read(self, path: Path, provenance: Provenance) -> pa.Table:
-        """The rows of one file, refused if they are not what this run would make."""
-        try:
-            found = read_parquet_provenance(path)
-            table = pq.read_table(path)
-        except (ArtifactError, OSError, ValueError) as error:
-            raise _DamagedError(
-                f"The scores in {path} are damaged ({error}). Start again with --overwrite."
-            ) from error
-        if differences := found.differences(provenance):
-            raise ArtifactError(
-                f"{self._run.root} holds scores made with another {'; '.join(differences)}. "
-                "Start again with --overwrite, or choose another --run."
-            )
-        return table.replace_schema_metadata(None)
-
-    def _refuse_other_data(self) -> None:
-        """Before anything is computed: rows of data sets that were not given could not be merged."""
-        others = dict.fromkeys(o.source for o in self._unseen if o.source not in self._sources)
-        if others:
-            raise ArtifactError(
-                f"{self._run.root} holds scores of {', '.join(others)}. Name all data sets of the run, "
-                "start again with --overwrite, or choose another --run."
-            )
-
-    def _remove_shards(self) -> None:
-        shutil.rmtree(self._run.shards, ignore_errors=True)
-
-    def _hashes(self) -> dict[Origin, str]:
-        """Content hash of every finished row; forgets rows that two shards hold."""
-        hashes: dict[Origin, str] = {}
-        for i, table in enumerate(self._tables):
-            columns = (table[name].to_pylist() for name in ("source", "row", "content_hash"))
-            fresh = []
-            for source, row, content_hash in zip(*columns, strict=True):
-                origin = Origin(source, row)
-                fresh.append(origin not in hashes)
-                hashes[origin] = content_hash
-            self._tables[i] = table if all(fresh) else table.filter(pa.array(fresh))
-        return hashes
+    def _ordered(self, pieces: Sequence[Piece], keys: np.ndarray) -> Iterator[pa.Table]:
+        """The rows of the keys. Rows near each other come from few pieces, which are held."""
+        read = lru_cache(maxsize=_PIECES_HELD)(lambda i: pieces[i].read())
+        for start in range(0, len(keys), _ROW_GROUP):
+            part = keys[start : start + _ROW_GROUP]
+            needed, which = np.unique(part[:, 2], return_inverse=True)
+            tables = [read(int(i)) for i in needed]
+            begins = np.cumsum([0, *map(len, tables)])[:-1]
+            yield pa.concat_tables(tables).take(pa.array(begins[which] + part[:, 3]))

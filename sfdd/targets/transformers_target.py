@@ -7,17 +7,18 @@ logits never exists.
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.errors import TargetError
-from sfdd.targets.body import run_body
+from sfdd.targets.body import new_cache, run_body
 from sfdd.targets.loading import TargetSource, tokenizer_identity
 from sfdd.targets.statistics import STATISTICS, TokenStats, as_token_stats, logits_statistics
 
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 # Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
 # statistics; a GPU is given more rows, since it wants few large kernels.
 _CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+# How many [rows, V] buffers of four bytes a chunk has at its peak: what the head returns, what soft
+# caps and scales make of it, its float32 copy, and the weights.
+_BUFFERS = 4
+LOGITS_MEMORY = 512  # MiB
 
 
 class _ReturnStates(nn.Module):
@@ -60,6 +65,7 @@ class TransformersTarget:
         # architecture, without knowing any.
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, prefix: _ReturnStates()}
+        self.logits_memory = LOGITS_MEMORY
 
     @classmethod
     def load(
@@ -140,8 +146,10 @@ class TransformersTarget:
 
     @property
     def rows_per_chunk(self) -> int:
-        """How many rows of logits fit in one chunk."""
-        return max(1, _CHUNK_BYTES.get(self.device.type, 2**26) // (4 * self.vocab_size))
+        """How many rows of logits are computed at once, within `logits_memory` MiB."""
+        budget = self.logits_memory * 2**20 // _BUFFERS
+        chunk = min(_CHUNK_BYTES.get(self.device.type, 2**26), budget)
+        return max(1, chunk // (4 * self.vocab_size))
 
     def usable_length(self, max_length: int) -> int:
         """`max_length`, or the target's context where that is shorter; says so."""
@@ -151,34 +159,89 @@ class TransformersTarget:
         log.warning("Conversations are cut at %d tokens, the context of the target.", context)
         return context
 
-    @torch.inference_mode()
     def token_stats(
-        self, batch: Sequence[TokenizedConversation], padding_side: str = "right"
+        self,
+        batch: Sequence[TokenizedConversation],
+        padding_side: str = "right",
+        prefill_tokens: int | None = None,
     ) -> list[TokenStats]:
         """One forward pass over some conversations; statistics of every supervised token.
 
         The distribution scored for supervised token t is the one at position t - 1, which predicts it.
+
+        Args:
+            prefill_tokens: forward a conversation that is longer in pieces of so many tokens.
+        """
+        return self.start_token_stats(batch, padding_side, prefill_tokens)()
+
+    @torch.inference_mode()
+    def start_token_stats(
+        self,
+        batch: Sequence[TokenizedConversation],
+        padding_side: str = "right",
+        prefill_tokens: int | None = None,
+    ) -> Callable[[], list[TokenStats]]:
+        """`token_stats` in two steps: this one gives a GPU the work, the call returned waits for it.
+
+        With the next batch started in between, a GPU never waits for its results to be fetched.
         """
         if self._rope_type == "dynamic":
             raise TargetError(
                 f"Target {self.source.name} uses dynamic RoPE scaling, with which a score would depend "
                 "on the conversations before it. Use a target with another rope_type."
             )
-        if self._rope_type == "longrope" and len(batch) > 1:  # chosen by the longest of a batch
-            return [self.token_stats([conversation])[0] for conversation in batch]
+        counts = [conversation.num_supervised_tokens for conversation in batch]
+        if self._rope_type == "longrope":  # chosen by the longest of a batch, and of a piece
+            values = torch.cat([self._statistics([c], padding_side, None) for c in batch], dim=1)
+        else:
+            values = self._statistics(batch, padding_side, prefill_tokens)
+        fetch = _fetching(values)
+        return lambda: [as_token_stats(part) for part in torch.split(fetch(), counts, dim=1)]
+
+    def _statistics(
+        self,
+        batch: Sequence[TokenizedConversation],
+        padding_side: str,
+        prefill_tokens: int | None,
+    ) -> Tensor:
+        """The statistics of every supervised token, conversation by conversation: [6, N]."""
         input_ids, attention_mask, starts = self._pad(batch, padding_side)
-        hidden = self.hidden_states(input_ids, attention_mask)  # [B, T, H]
-        rows, columns = _supervised_positions(batch, starts)  # [N], [N]
-        rows, columns = rows.to(self.device), columns.to(self.device)
-        predicting = hidden[rows, columns - 1]  # [N, H]
+        rows, columns = (_to(x, self.device) for x in _supervised_positions(batch, starts))
         next_ids = input_ids[rows, columns]  # [N]
+        if prefill_tokens and len(batch) == 1 and input_ids.shape[1] > prefill_tokens:
+            return self._statistics_in_pieces(input_ids, batch[0], next_ids, prefill_tokens)
+        hidden = self.hidden_states(input_ids, attention_mask)  # [B, T, H]
+        predicting = hidden[rows, columns - 1]  # [N, H]
         del hidden
-        values = torch.empty(len(STATISTICS), len(next_ids), device=self.device)  # [6, N]
+        return self._head_statistics(predicting, next_ids)
+
+    def _statistics_in_pieces(
+        self,
+        input_ids: Tensor,  # [1, T]
+        conversation: TokenizedConversation,
+        next_ids: Tensor,  # [N]
+        prefill_tokens: int,
+    ) -> Tensor:
+        """`_statistics` of one long conversation: a piece of it at a time, and its KV cache."""
+        cache = new_cache()
+        predicting = conversation.loss_mask.nonzero()[0] - 1  # [N]
+        values, first = [], 0
+        for start in range(0, input_ids.shape[1], prefill_tokens):
+            piece = input_ids[:, start : start + prefill_tokens]
+            hidden = self.hidden_states(piece, cache=cache)[0]  # [prefill_tokens, H]
+            last = int(np.searchsorted(predicting, start + piece.shape[1]))
+            wanted = _to(torch.from_numpy(predicting[first:last] - start), self.device)
+            values.append(self._head_statistics(hidden[wanted], next_ids[first:last]))
+            first = last
+        return torch.cat(values, dim=1)
+
+    def _head_statistics(self, predicting: Tensor, next_ids: Tensor) -> Tensor:
+        """Hidden states [N, H] and the tokens that follow [N] -> statistics [6, N], chunk by chunk."""
+        values = torch.empty(len(STATISTICS), len(next_ids), device=self.device)
         for first in range(0, len(next_ids), self.rows_per_chunk):
             chunk = slice(first, first + self.rows_per_chunk)
             values[:, chunk] = logits_statistics(self.logits(predicting[chunk]), next_ids[chunk])
-        counts = [conversation.num_supervised_tokens for conversation in batch]
-        return [as_token_stats(part) for part in torch.split(values.cpu(), counts, dim=1)]
+        return values
 
     def _pad(
         self, batch: Sequence[TokenizedConversation], side: str
@@ -194,8 +257,31 @@ class TransformersTarget:
         attention_mask = None
         if side == "left":
             attention_mask = torch.arange(width) >= torch.tensor(starts)[:, None]
-            attention_mask = attention_mask.long().to(self.device)
-        return input_ids.to(self.device), attention_mask, starts
+            attention_mask = _to(attention_mask.long(), self.device)
+        return _to(input_ids, self.device), attention_mask, starts
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; to a GPU from pinned memory, so that nobody waits for it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _fetching(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the CPU; the call returned waits until it is there."""
+    if values.device.type != "cuda":
+        return values.cpu
+    fetched = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    fetched.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def fetch() -> Tensor:
+        arrived.synchronize()
+        return fetched
+
+    return fetch
 
 
 def _supervised_positions(

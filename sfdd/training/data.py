@@ -1,5 +1,6 @@
 """What a run trains on: where the data are, what of them can be used, what is held out."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +26,8 @@ from sfdd.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 # More held-out conversations would cost time at every epoch and hardly sharpen the figures.
 _MOST_HELD_OUT = 256
@@ -67,7 +70,10 @@ def _default_data(run: RunDirectory) -> tuple[str, ...]:
             f"No training data given, and {run.root} has no distilled data. "
             "Name a data set, or make one with 'sfdd filter'."
         )
-    digests = read_parquet_provenance(run.selection).about["distilled"]
+    about = read_parquet_provenance(run.selection).about
+    for warning in about.get("warnings", ()):
+        log.warning("%s", warning)
+    digests = about["distilled"]
     for name, digest in digests.items():
         path = run.distilled / name
         if not path.is_file() or digest_files([path]) != digest:

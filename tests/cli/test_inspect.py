@@ -182,7 +182,7 @@ def test_skipped_records(data: Path, scored: Path) -> None:
     assert done.stdout.startswith(f"{data}:2\n  id       robot\n  skipped  unknown_role: ")
     assert "\x1b" not in done.stdout
     done = invoke("--id", "cut", "--run", scored, "--max-length", 100)
-    assert done.stdout.startswith("user: " + "Q" * 300 + r"\x1b]0;owned")
+    assert done.stdout.startswith("As read; not rendered:\nuser: " + "Q" * 300 + r"\x1b]0;owned")
     assert "assistant: too late\n\n" in done.stdout
     assert "  skipped  no_supervised_tokens: within 100 tokens\n" in done.stdout
 

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from filtering.helpers import make_run
 from helpers import openai, sharegpt, write_jsonl
 
-from sfdd.artifacts import digest_files, read_parquet_provenance
+from sfdd.artifacts import (
+    PARQUET_METADATA_KEY,
+    Provenance,
+    digest_files,
+    read_parquet_provenance,
+)
 from sfdd.errors import ArtifactError, DataError, UsageError
 from sfdd.filtering.config import FilterConfig
 from sfdd.filtering.run import FilterReport, filter_data
@@ -130,6 +137,104 @@ def test_changed_data_are_refused(scored: tuple[Path, Path]) -> None:
     assert (run / "distilled" / "chat.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("change", ["longer", "shorter"])
+def test_data_with_more_or_fewer_records_are_refused(
+    scored: tuple[Path, Path], change: str
+) -> None:
+    """However the copying of the wrong records may end."""
+    data, run = scored
+    lines = data.read_bytes().splitlines(keepends=True)
+    changed = {"longer": lines * 3, "shorter": lines[:2]}[change]
+    data.write_bytes(b"".join(changed))
+    with pytest.raises(DataError, match="has changed since it was scored"):
+        run_filter(run, keep=1.0)
+    assert not (run / "selection.parquet").exists()
+    assert not (run / "distilled.partial").exists()
+
+
+@pytest.mark.parametrize("settings", [{"keep_rows": 2}, {"by": "source"}, {"band": (0.3, 1.0)}])
+def test_every_strategy_copies_byte_for_byte(tmp_path: Path, settings: dict[str, Any]) -> None:
+    run = make_run(tmp_path, {"chat.jsonl": [0.4, 0.1, 0.3, 0.2]})
+    data = tmp_path / "chat.jsonl"
+    odd = [
+        b'{ "messages":[],\t"x": 1e2}\r\n',
+        b"\n",
+        b'{"x": "\\u00e9"}  \n',
+        b"[1]\n",
+        b'{"x": "\xc3"}',
+    ]
+    data.write_bytes(b"".join(odd))
+    table = pq.read_table(run / "scores.parquet")
+    about = {"target": "t", "data": {str(data): digest_files([data])}}
+    metadata = {PARQUET_METADATA_KEY: Provenance({"target": "t"}, about).to_json()}
+    pq.write_table(table.replace_schema_metadata(metadata), run / "scores.parquet")
+    (file,) = run_filter(run, **settings).distilled
+    kept = pq.read_table(run / "selection.parquet")["kept"].to_pylist()
+    records = [odd[0], *odd[2:4], odd[4] + b"\n"]
+    assert 0 < sum(kept) < 4
+    assert file.read_bytes() == b"".join(
+        r for r, is_kept in zip(records, kept, strict=True) if is_kept
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "identity"),
+    [
+        ({}, {"metric": "flatness", "keep": 0.5}),
+        ({"keep_rows": 2}, {"metric": "flatness", "keep_rows": 2, "seed": 0}),
+        ({"keep_tokens": 60, "seed": 4}, {"metric": "flatness", "keep_tokens": 60, "seed": 4}),
+        ({"band": (0.0, 0.5)}, {"metric": "flatness", "band": [0.0, 0.5]}),
+        ({"low": True}, {"metric": "flatness", "keep": 0.5, "low": True}),
+        ({"by": "length"}, {"metric": "flatness", "keep": 0.5, "by": "length"}),
+        (
+            {"metric": "random", "match_length": True, "seed": 3},
+            {"metric": "random", "keep": 0.5, "match_length": True, "seed": 3},
+        ),
+    ],
+)
+def test_the_identity_holds_what_decides(
+    tmp_path: Path, settings: dict[str, Any], identity: dict[str, Any]
+) -> None:
+    run = make_run(tmp_path, {"chat.jsonl": [0.4, 0.1, 0.3, 0.2]})
+    provenance = read_parquet_provenance(run_filter(run, **settings).selection)
+    assert provenance.identity == {"target": "t", **identity}
+    budget = {key: identity[key] for key in identity if key in ("keep", "keep_rows", "band")}
+    assert provenance.about["settings"].items() >= budget.items()
+
+
+def test_the_flatness_of_every_token_is_never_read(tmp_path: Path) -> None:
+    """It may be a hundred times as large as the rest; here its bytes are no Parquet at all."""
+    run = make_run(tmp_path, {"chat.jsonl": [0.4, 0.1, 0.3, 0.2]}, token_flatness=[[0.5] * 99] * 4)
+    path = run / "scores.parquet"
+    group = pq.read_metadata(path).row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    (large,) = (c for name, c in columns.items() if name.startswith("token_flatness"))
+    start = large.dictionary_page_offset or large.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + large.total_compressed_size] = b"x" * large.total_compressed_size
+    path.write_bytes(content)
+    with pytest.raises(OSError, match=r"Parquet|Deserializing|decode|page"):
+        pq.read_table(path)
+    assert run_filter(run).kept == 2
+
+
+def test_the_selection_has_the_rows_of_the_scores(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"a.jsonl": [0.4, 0.1], "b.jsonl": [0.3]})
+    table = pq.read_table(run_filter(run, keep_rows=2).selection)
+    assert table.drop_columns(["source"]).to_pylist() == [
+        {"id": "0", "row": 0, "num_supervised_tokens": 10, "value": 0.4, "kept": True, "reason": None},
+        {
+            "id": "1", "row": 1, "num_supervised_tokens": 20, "value": 0.1, "kept": False,
+            "reason": "flatness beyond the budget",
+        },
+        {"id": "2", "row": 0, "num_supervised_tokens": 30, "value": 0.3, "kept": True, "reason": None},
+    ]  # fmt: skip
+    assert table["source"].to_pylist() == [
+        str(tmp_path / name) for name in ("a.jsonl",) * 2 + ("b.jsonl",)
+    ]
+    assert table.schema.field("source").type == pa.string()
+
+
 def test_moved_data_can_be_named(scored: tuple[Path, Path], tmp_path: Path) -> None:
     data, run = scored
     moved = data.rename(tmp_path / "moved.jsonl")
@@ -210,11 +315,40 @@ def test_keep_outside_its_range(keep: float) -> None:
         FilterConfig(keep=keep)
 
 
-def test_unknown_metric() -> None:
-    with pytest.raises(
-        UsageError, match="--metric is 'sharpness'; choose one of flatness, entropy"
-    ):
-        FilterConfig(metric="sharpness")
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"keep": 0.5, "keep_rows": 3}, "--keep and --keep-rows exclude each other. Give one of"),
+        ({"keep_tokens": 5, "band": (0.1, 0.2)}, "--keep-tokens and --band exclude each other"),
+        ({"keep_rows": 0}, "--keep-rows is 0; it must be 1 or above"),
+        ({"keep_tokens": -1}, "--keep-tokens is -1; it must be 1 or above"),
+        ({"band": (0.5, 0.2)}, "--band is 0.5:0.2; it is two fractions from 0 to 1"),
+        ({"band": (0.2, 1.2)}, "--band is 0.2:1.2; it is two fractions"),
+        ({"band": (0.2, 0.8), "low": True}, "--band names both of its ends, so --low has no mean"),
+        ({"metric": "random", "low": True}, "--low has no meaning with --metric random"),
+        ({"match_length": True}, "--match-length draws at random, but --metric is 'flatness'"),
+        ({"seed": -1}, "--seed is -1; it must be 0 or above"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match="^" + re.escape(complaint)):
+        FilterConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"metric": "sharpness"}, "--metric is 'sharpness'; choose one of flatness, entropy, "),
+        ({"metric": "id"}, "--metric is 'id', whose values are string. Give a numeric column."),
+        ({"by": "topic"}, "--by is 'topic'; choose one of length, turns, id, source, "),
+    ],
+)
+def test_columns_that_are_not_there(
+    scored: tuple[Path, Path], settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UsageError, match="^" + re.escape(complaint)):
+        run_filter(scored[1], **settings)
+    assert not (scored[1] / "selection.parquet").exists()
 
 
 def test_filtering_imports_no_torch(scored: tuple[Path, Path]) -> None:

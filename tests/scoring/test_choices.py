@@ -191,7 +191,7 @@ class TestDryRun:
         assert planned.num_tokens == done.num_tokens
         assert planned.num_supervised_tokens == done.num_supervised_tokens
         assert planned.samples == sum(row["num_samples"] for row in rows(tmp_path / "run"))
-        assert planned.formats == {"openai": 8}
+        assert planned.formats == {"openai": 8, "none": 1}
         assert planned.roles == {"user assistant": 7, "(user assistant)+": 1}
         assert planned.seconds == pytest.approx(planned.num_tokens / planned.tokens_per_second)
 
@@ -207,7 +207,7 @@ class TestDryRun:
             ("user assistant user assistant user assistant", "(user assistant)+"),
             ("user assistant tool assistant tool assistant", "user (assistant tool)+ assistant"),
             ("user user assistant", "(user)+ assistant"),
-            ("", "tokens"),
+            ("", "(tokens)"),
         ],
     )
     def test_role_patterns(self, roles: str, pattern: str) -> None:

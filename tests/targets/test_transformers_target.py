@@ -70,6 +70,32 @@ def test_body_and_head_make_the_models_own_logits(family: str) -> None:
         assert (flatness / plain_flatness(target, conversation) - 1).abs().max() <= 1e-5
 
 
+@pytest.mark.parametrize("prefill_tokens", [1, 7, 16, 39])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_conversation_in_pieces(family: str, prefill_tokens: int) -> None:
+    """Sliding windows, experts and soft caps: pieces and a KV cache give what the whole gives."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **(SMALL | FAMILIES[family]))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    target = TransformersTarget(model, byte_tokenizer(), TargetSource(family))
+    conversation = random_conversation(40, 3, seed=1)
+    conversation.loss_mask[10:20] = False  # a piece may have nothing to score
+    (stats,) = target.token_stats([conversation], prefill_tokens=prefill_tokens)
+    expected = plain_flatness(target, conversation)
+    assert (torch.from_numpy(stats.flatness).double() / expected - 1).abs().max() <= 1e-5
+    assert len(stats) == conversation.num_supervised_tokens
+
+
+def test_32k_tokens_in_pieces(tmp_path: Path) -> None:
+    """What comes late in a long conversation is scored with all that precedes it."""
+    directory = save_tiny_target(tmp_path / "long", max_position_embeddings=32_768)
+    target = TransformersTarget.load(str(directory))
+    conversation = random_conversation(32_768, 32_700, seed=1)
+    (stats,) = target.token_stats([conversation], prefill_tokens=2048)
+    expected = plain_flatness(target, conversation)
+    assert (torch.from_numpy(stats.flatness).double() / expected - 1).abs().max() <= 1e-4
+
+
 @pytest.mark.parametrize("padding_side", ["right", "left"])
 def test_alone_and_in_a_padded_batch(tiny_target: TransformersTarget, padding_side: str) -> None:
     batch = [random_conversation(length, 5, seed=length) for length in (7, 40, 23, 6)]
