@@ -127,7 +127,8 @@ def parse_line(line: bytes) -> Any:
         ValueError, RecursionError: it has none.
     """
     # json.loads(line) would guess at UTF-16. Halves of surrogate pairs are left to whoever reads it.
-    return json.loads(line.decode("utf-8", "surrogatepass"))
+    text = line.decode("utf-8", "surrogatepass")
+    return json.loads(text.removeprefix("\ufeff"))  # where files were put one behind another
 
 
 def _is_json(line: bytes) -> bool:

@@ -27,6 +27,7 @@ RECORD_KEYS = tuple(
     sorted(
         {*_LIST_KEYS, *_PROMPT_KEYS, *_RESPONSE_KEYS, *_INSTRUCTION_KEYS, *_INPUT_KEYS, "history"}
         | {*_OUTPUT_KEYS, *_SYSTEM_KEYS, *_TOOLS_KEYS, *_TOKEN_KEYS, *_ID_KEYS}
+        | {"label", "chosen", "rejected"}  # say that it is something else
     )
 )
 
@@ -55,12 +56,14 @@ def format_of(value: Any) -> Format | None:
         return None
     if all(isinstance(value.get(key), list) for key in _TOKEN_KEYS):
         return Format.TOKENIZED
-    for key in _LIST_KEYS:
-        if isinstance(turns := value.get(key), list):
-            first = turns[0] if turns and isinstance(turns[0], dict) else {}
-            if "role" in first or (key == "messages" and "from" not in first):
-                return Format.OPENAI
-            return Format.SHAREGPT
+    if key := _list_key(value):
+        turns = value[key]
+        first = turns[0] if turns and isinstance(turns[0], dict) else {}
+        if "role" in first or (key == "messages" and "from" not in first):
+            return Format.OPENAI
+        return Format.SHAREGPT
+    if isinstance(value.get("label"), bool):
+        return None  # an answer with a verdict on it
     if _first(value, _PROMPT_KEYS) is not None and _first(value, _RESPONSE_KEYS) is not None:
         return Format.PROMPT_RESPONSE
     if _first(value, _INSTRUCTION_KEYS) is not None and _first(value, _OUTPUT_KEYS) is not None:
@@ -88,6 +91,7 @@ def read_content(value: Any, wanted: Format | None = None) -> Content:
             supervise.
     """
     format = _checked_format(value, wanted)
+    _refuse_answers_beside_the_turns(value)
     if format is Format.TOKENIZED:
         return Content(tokens=tuple(_integers(value[key], key) for key in _TOKEN_KEYS))  # type: ignore[arg-type]
     messages, muted = read_turns(_turns(value, format))
@@ -99,7 +103,8 @@ def read_content(value: Any, wanted: Format | None = None) -> Content:
     said = ("content", "tool_calls", "reasoning_content")
     if not any(isinstance(m.get(k), list) or m.get(k, "").strip() for m in answers for k in said):
         raise SkipRecordError(SkipReason.EMPTY, "every assistant turn is empty")
-    return Content(messages, read_tools(_first(value, _TOOLS_KEYS)), muted)
+    tools = next((value[key] for key in _TOOLS_KEYS if value.get(key)), None)
+    return Content(messages, read_tools(tools), muted)
 
 
 def _checked_format(value: Any, wanted: Format | None) -> Format:
@@ -117,6 +122,25 @@ def _checked_format(value: Any, wanted: Format | None) -> Format:
             f"not {wanted}; it has {_keys(value)}" if wanted else f"it looks like {looks}",
         )
     return format
+
+
+def _refuse_answers_beside_the_turns(value: dict[str, Any]) -> None:
+    """Turns that stop before an answer, which stands beside them: the one to learn is not among them."""
+    turns = value[key] if (key := _list_key(value)) else []
+    last = turns[-1] if turns and isinstance(turns[-1], dict) else {}
+    said = ("response", "completion", "output", "chosen", "rejected")
+    beside = [key for key in said if value.get(key)]
+    if beside and str(last.get("role", last.get("from"))).lower() in ("user", "human"):
+        raise SkipRecordError(
+            SkipReason.NOT_A_CONVERSATION,
+            f"the turns end with a question, and answers stand beside them ({', '.join(beside)})",
+        )
+
+
+def _list_key(value: dict[str, Any]) -> str | None:
+    """Where the turns are: the first list that is not empty, else the first list."""
+    lists = [key for key in _LIST_KEYS if isinstance(value.get(key), list)]
+    return next((key for key in lists if value[key]), lists[0] if lists else None)
 
 
 def _can_be(value: dict[str, Any], wanted: Format) -> bool:
@@ -140,6 +164,11 @@ def looks_like(value: Any) -> str:
         return f"a JSON {kind_of(value)}"
     if "chosen" in value and "rejected" in value:
         return "a preference pair (chosen, rejected)"
+    if isinstance(value.get("label"), bool) and _first(value, _RESPONSE_KEYS) is not None:
+        return "an answer with a verdict on it (label)"
+    for key in _LIST_KEYS:
+        if isinstance(value.get(key), str):
+            return f"turns written as one text ({key})"
     prompt = value.get("prompt")
     if "replies" in value or (isinstance(prompt, dict) and "replies" in prompt):
         return "a message tree (replies)"
@@ -163,34 +192,47 @@ def _turns(value: dict[str, Any], format: Format) -> list[Any]:
     system_keys: tuple[str, ...] = _SYSTEM_KEYS
     if format is Format.PROMPT_RESPONSE:
         turns = [
+            *_history(value),
             *_as_turns("user", _first(value, _PROMPT_KEYS)),
             *_as_turns("assistant", _first(value, _RESPONSE_KEYS)),
         ]
     elif format is Format.ALPACA:
         turns = _alpaca_turns(value)
     else:
-        turns = next(value[key] for key in _LIST_KEYS if isinstance(value.get(key), list))
+        turns = value[_list_key(value) or ""]
         system_keys = ("system",)
     system = _first(value, system_keys)
-    if isinstance(system, str) and system.strip() and not _begins_with_system(turns):
+    if system and not _begins_with_system(turns):
         return [{"role": "system", "content": system}, *turns]
     return turns
 
 
 def _alpaca_turns(value: dict[str, Any]) -> list[Any]:
     """Instruction and input are one user turn, a line apart; `history` holds earlier pairs."""
-    instruction, given = _first(value, _INSTRUCTION_KEYS), _first(value, _INPUT_KEYS)
-    if isinstance(given, str) and given.strip() and isinstance(instruction, str):
+    instruction = _first(value, _INSTRUCTION_KEYS)
+    given = next((value[key] for key in _INPUT_KEYS if value.get(key)), "")
+    if not isinstance(given, str):
+        raise SkipRecordError(
+            SkipReason.NOT_A_CONVERSATION, f"the input is a {kind_of(given)}, not text"
+        )
+    if given.strip() and isinstance(instruction, str):
         instruction = f"{instruction}\n{given}" if instruction else given
-    turns: list[Any] = []
-    for pair in value.get("history") or []:
-        if not (isinstance(pair, list) and len(pair) == 2):
-            raise SkipRecordError(SkipReason.NOT_A_CONVERSATION, "history is not a list of pairs")
-        turns += [*_as_turns("user", pair[0]), *_as_turns("assistant", pair[1])]
     return [
-        *turns,
+        *_history(value),
         *_as_turns("user", instruction),
         *_as_turns("assistant", _first(value, _OUTPUT_KEYS)),
+    ]
+
+
+def _history(value: dict[str, Any]) -> list[Any]:
+    """The turns of earlier question and answer pairs."""
+    pairs = value.get("history") or []
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+        raise SkipRecordError(SkipReason.NOT_A_CONVERSATION, "history is not a list of pairs")
+    return [
+        turn
+        for question, answer in pairs
+        for turn in (*_as_turns("user", question), *_as_turns("assistant", answer))
     ]
 
 
@@ -210,7 +252,7 @@ def _integers(values: list[Any], key: str) -> list[int]:
     for i, value in enumerate(values):
         if not isinstance(value, int):
             raise SkipRecordError(
-                SkipReason.NOT_A_CONVERSATION, f"{key}[{i}] is a {kind_of(value)}, not a number"
+                SkipReason.NOT_A_CONVERSATION, f"{key}[{i}] is {value!r}, not a whole number"
             )
     return values
 

@@ -16,6 +16,7 @@ _ROLES = {
 }
 _ROLE_AND_CONTENT_KEYS = (("role", "content"), ("from", "value"))
 _CALL_KEYS = ("tool_calls", "function_call")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _WEIGHT_KEYS = ("weight", "loss_weight", "train")  # 0 or false: not to be learned
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -106,11 +107,10 @@ def _read_content(where: str, content: Any) -> tuple[str, str, list[dict[str, An
     text, reasoning = [], []
     calls: list[dict[str, Any]] = []
     for part in content:
-        if isinstance(part, str):
-            text.append(_text(part, where))
-            continue
         kind = part.get("type") if isinstance(part, dict) else None
         said = _part_value(part) if isinstance(part, dict) else None
+        if not isinstance(kind, str | None):
+            raise SkipRecordError(SkipReason.NOT_A_CONVERSATION, f"type of a part of {where}")
         if kind in _TEXT_PARTS or (kind is None and isinstance(said, str)):
             text.append(_text(said, f"a part of {where}"))
         elif kind in _REASONING_PARTS:
@@ -126,7 +126,7 @@ def _read_content(where: str, content: Any) -> tuple[str, str, list[dict[str, An
 
 def _part_value(part: dict[str, Any]) -> Any:
     keys = (part.get("type"), "text", "value", "content")
-    return next((part[key] for key in keys if key in part and key is not None), None)
+    return next((part[key] for key in keys if isinstance(key, str) and key in part), None)
 
 
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
@@ -140,7 +140,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise SkipRecordError(SkipReason.INVALID_TOOL, f"a call without a name in {where}")
-    arguments = function.get("arguments", function.get("parameters"))
+    if not (keys := [key for key in _ARGUMENT_KEYS if key in function]):
+        raise SkipRecordError(SkipReason.INVALID_TOOL, f"a call without arguments in {where}")
+    arguments = function[keys[0]]
     if isinstance(arguments, str):
         arguments = _parse(arguments or "{}", f"the arguments of a call in {where}")
     if not isinstance(arguments, dict | None):
@@ -159,7 +161,7 @@ def _with_call_ids(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]
 
     Some templates (Mistral's) write the ids, nine letters or digits long, and refuse calls without.
     """
-    waiting: list[str] = []
+    waiting: list[tuple[str, str]] = []  # id and name of calls without a result
     done = []
     number = 0
     for message in messages:
@@ -168,12 +170,18 @@ def _with_call_ids(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]
             for call in calls:
                 number += 1
                 named.append({"id": f"call{number:05}", **call})
-            waiting = [call["id"] for call in named]
+            waiting += [(call["id"], call["function"]["name"]) for call in named]
             message = {**message, "tool_calls": named}
         elif message["role"] == "tool":
-            own = message.get("tool_call_id") or (waiting[0] if waiting else None)
-            waiting = [id for id in waiting if id != own]
-            message = {**message, "tool_call_id": own} if own else message
+            id, name = message.get("tool_call_id"), message.get("name")
+            fits = [
+                call for call in waiting if call[0] == id or (not id and name in (None, call[1]))
+            ]
+            if fits:
+                waiting.remove(fits[0])
+                message = {**message, "tool_call_id": fits[0][0]}
+        elif message["role"] == "user":
+            waiting = []
         done.append(message)
     return tuple(done)
 
@@ -195,7 +203,7 @@ def _text(value: Any, what: str) -> str:
 
 
 def _require_unicode(value: Any, what: str) -> None:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if not is_unicode(text):
         raise SkipRecordError(SkipReason.UNREADABLE, f"{what} is not valid Unicode")
 
@@ -212,4 +220,5 @@ def is_unicode(text: str) -> bool:
 def kind_of(value: Any) -> str:
     """What JSON calls a value's type."""
     kinds = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+    kinds |= {int: "number", float: "number"}
+    return kinds.get(type(value), type(value).__name__)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfdd.artifacts import digest_json
 from sfdd.conversations.config import Format, MaskConfig
@@ -88,14 +88,17 @@ def read_conversations(
                 continue
             try:
                 content = read_content(record.value, wanted)
+                content_hash = _content_hash(content)
             except SkipRecordError as skip:
-                yield Skipped(origin, id, _printable(str(skip)), digest_json(record.value))
+                yield Skipped(origin, id, _printable(str(skip)), _value_hash(record.value))
+            except RecursionError:
+                yield Skipped(origin, id, f"{SkipReason.UNREADABLE}: nested too deep")
             else:
                 yield Conversation(
                     origin=origin,
                     id=id,
                     messages=content.messages,
-                    content_hash=_content_hash(content),
+                    content_hash=content_hash,
                     format=str(wanted or format_of(record.value)),
                     tools=content.tools,
                     muted=content.muted,
@@ -107,6 +110,13 @@ def _content_hash(content: Content) -> str:
     """The same for the same conversation, whatever format, file or id it came with."""
     more = [content.tools, sorted(content.muted), content.tokens]
     return digest_json([content.messages, *more] if any(more) else content.messages)
+
+
+def _value_hash(value: Any) -> str:
+    try:
+        return digest_json(value)
+    except RecursionError:  # json reads a little deeper than it writes
+        return ""
 
 
 def _printable(text: str) -> str:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+_BLANKS = "a  b \n c"
+_PROMPTS_BEYOND = 3  # the maximum length, one after another
+
+
 @dataclass(frozen=True)
 class _Tokens:
     """A tokenized text, cut at the maximum length; every array is [T]."""
@@ -74,6 +78,9 @@ class ChatRenderer:
         added = tokenizer.added_tokens_decoder.items()
         special = (i for i, token in added if token.special)
         self._special_ids = [*tokenizer.all_special_ids, *special]
+        # Some tokenizers leave blanks out of the offsets: where a token ends is then not certain.
+        offsets = self._encode(_BLANKS)[1]
+        self._trims_offsets = sum(end - begin for begin, end in offsets) < len(_BLANKS)
 
     def render(self, conversation: Conversation) -> list[TokenizedConversation] | Skipped:
         """Token ids and loss mask, cut at the maximum length; or why there are none.
@@ -112,7 +119,12 @@ class ChatRenderer:
 
     def _samples(self, conversation: Conversation) -> tuple[list[_Sample], bool]:
         """The conversation in as few samples as hold every answer, and whether history is rewritten."""
-        messages = self._template.adapt(conversation.messages, self._config.reasoning)
+        tools = conversation.tools
+        messages = self._template.adapt(
+            conversation.messages, self._config.reasoning, has_tools=bool(tools)
+        )
+        if self._config.reasoning == "drop" and not any(map(_says_something, messages)):
+            raise SkipRecordError(SkipReason.EMPTY, "nothing is left without the reasoning")
         turns = [
             i
             for i, message in enumerate(messages)
@@ -124,15 +136,21 @@ class ChatRenderer:
             )
         if self._config.last_turn_only:
             turns = turns[-1:]
-        tools = conversation.tools
         if len(turns) > 1 and (whole := self._one_sample(messages, turns, tools)):
             return [whole[0]], whole[1]
         rewritten = len(turns) > 1
         if rewritten and self._config.rewritten == "last":
             turns = turns[-1:]
-        answers = [self._answer(messages, turn, tools) for turn in turns]
-        unprompted = any(answer.prompt_end is None for answer in answers)
-        return [self._own_sample(answer) for answer in answers], rewritten or unprompted
+        samples, unprompted, beyond = [], False, 0
+        for turn in turns:
+            answer = self._answer(messages, turn, tools)
+            samples.append(self._own_sample(answer))
+            unprompted |= answer.prompt_end is None
+            # Prompts grow; those of a long conversation need not all be rendered to be cut off.
+            beyond = beyond + 1 if samples[-1].truncated and not samples[-1].loss_mask.any() else 0
+            if beyond == _PROMPTS_BEYOND:
+                break
+        return samples, rewritten or unprompted
 
     def _one_sample(
         self, messages: Sequence[Message], turns: Sequence[int], tools: Sequence[Message]
@@ -192,9 +210,10 @@ class ChatRenderer:
 
     def _ends_with_a_token(self, tokens: _Tokens, prompt_end: int | None) -> bool:
         """Whether the tokens of the prompt are the first tokens of the text."""
-        if prompt_end is None or prompt_end > tokens.end or (tokens.ends == prompt_end).any():
+        if prompt_end is None or prompt_end > tokens.end:
             return True
-        # Offsets may leave blanks out, so this is not yet certain.
+        if not self._trims_offsets and (tokens.ends == prompt_end).any():
+            return True
         prompt = self._encode(tokens.text[:prompt_end])[0]
         return prompt == tokens.ids[: len(prompt)].tolist()
 
@@ -206,12 +225,21 @@ class ChatRenderer:
             for begin, end in answer.spans:
                 mask |= (tokens.starts >= begin) & (tokens.starts < end)
             if answer.ends_turn:
-                # The first special token that the template writes after the answer, in its turn.
-                turn_end = common_prefix(tokens.text, answer.text)
-                behind = (tokens.starts >= answer.end) & (tokens.starts < turn_end)
-                mask[np.flatnonzero(special & behind)[:1]] = True
+                mask[self._end_of_turn(tokens, special, answer)] = True
         mask[:1] = False  # nothing predicts the first token
         return mask
+
+    def _end_of_turn(self, tokens: _Tokens, special: np.ndarray, answer: Answer) -> np.ndarray:
+        """The special token that the template writes behind an answer, in its turn.
+
+        Of several in a row, all up to the tokenizer's own end of sequence: Command-R ends the response
+        and then the turn.
+        """
+        turn_end = common_prefix(tokens.text, answer.text)
+        found = np.flatnonzero(special & (tokens.ends > answer.end) & (tokens.ends <= turn_end))
+        row = found[: 1 + int((np.diff(found) == 1).cumprod().sum())]
+        last = np.flatnonzero(tokens.ids[row] == self._tokenizer.eos_token_id)
+        return row[: last[0] + 1] if len(last) else row[:1]
 
     def _ready_made(self, input_ids: list[int], loss_mask: list[int]) -> _Sample:
         """A record that came as tokens: checked, and cut."""
@@ -231,6 +259,11 @@ class ChatRenderer:
         mask = np.asarray(loss_mask[: self._max_length], dtype=np.bool_)
         mask[:1] = False
         return _Sample(ids, mask, len(input_ids) > len(ids))
+
+
+def _says_something(message: Message) -> bool:
+    said = (message.get("content") or "").strip() or message.get("tool_calls")
+    return message["role"] == "assistant" and bool(said)
 
 
 def _token_starts(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -71,6 +71,8 @@ def _converter(type: pa.DataType) -> _Convert | None:
     """
     if getattr(type, "extension_name", "") == "arrow.json":
         return json.loads
+    if pa.types.is_temporal(type) or pa.types.is_decimal(type):
+        return str  # as it was before a reader of JSON took it for a date
     if pa.types.is_struct(type):
         return record_of(type)
     if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):

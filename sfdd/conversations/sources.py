@@ -35,8 +35,12 @@ def expand_names(names: Sequence[str]) -> list[str]:
 
 
 def _expand(name: str) -> list[str]:
-    path = Path(name).expanduser()
-    if not glob.has_magic(name) or name.startswith("hf:") or path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, ValueError, RuntimeError):
+        return [name]  # `open_source` says what is wrong with it
+    if not glob.has_magic(name) or name.startswith("hf:") or exists:
         return [name]
     matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - that finds hidden files
     found = [match for match in matches if Path(match).is_file()] or matches
@@ -60,6 +64,13 @@ def open_source(name: str) -> Source:
     """
     if not is_unicode(name):
         raise DataError(f"The name of data set {name!r} is not valid UTF-8; rename it.")
+    try:
+        return _open(name)
+    except (OSError, ValueError, RuntimeError) as error:  # loops of links, unknown users, NUL …
+        raise DataError(f"Data set {name[:200]!r} cannot be opened: {error}.") from error
+
+
+def _open(name: str) -> Source:
     if name.startswith("hf:"):
         return DatasetSource.from_hub(name)
     path = Path(name).expanduser().resolve()

@@ -8,6 +8,7 @@ small conversation of ours; a record that needs more is skipped rather than rend
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,7 +30,8 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 _THOUGHT_WITHOUT_START = re.compile(r".*?</think>\s*", re.DOTALL)
 
 _USER: Message = {"role": "user", "content": "?"}
-_PROBE, _PROBE_VALUE = "sfddprobe", "sfddvalue"
+_PROBE, _PROBE_VALUE, _SECOND_VALUE = "sfddprobe", "sfddvalue", "sfddsecond"
+_PROBE_CONTENT = "sfddcontent"
 _TOOL = {
     "type": "function",
     "function": {
@@ -70,7 +72,7 @@ class ChatTemplate:
                 **_ARGUMENTS,
             )
         except Exception as error:  # whatever a template raises concerns this record alone
-            raise SkipRecordError(SkipReason.TEMPLATE_ERROR, str(error)) from error
+            raise _objection(error) from error
 
     @cached_property
     def marks_generation(self) -> bool:
@@ -83,45 +85,56 @@ class ChatTemplate:
         """Begin and end of everything in the text that the template marks as generated."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        _, spans = render_jinja_template(
-            conversations=[list(messages)],
-            tools=list(tools) or None,
-            chat_template=self._tokenizer.get_chat_template(None, list(tools) or None),
-            return_assistant_tokens_mask=True,
-            **{**self._tokenizer.special_tokens_map, **_ARGUMENTS},
-        )
+        # What `apply_chat_template` does before it calls the same function.
+        present = [{k: v for k, v in m.items() if v is not None} for m in messages]
+        try:
+            _, spans = render_jinja_template(
+                conversations=[present],
+                tools=list(tools) or None,
+                chat_template=self._tokenizer.get_chat_template(None, list(tools) or None),
+                return_assistant_tokens_mask=True,
+                **{**self._tokenizer.special_tokens_map, **_ARGUMENTS},
+            )
+        except Exception as error:
+            raise _objection(error) from error
         return [span for span in spans[0] if span[0] < span[1]]
 
-    def adapt(self, messages: Sequence[Message], reasoning: str) -> tuple[Message, ...]:
+    def adapt(
+        self, messages: Sequence[Message], reasoning: str, has_tools: bool = False
+    ) -> tuple[Message, ...]:
         """Messages in the form that this template takes.
 
         Args:
             reasoning: `drop` leaves the reasoning out; otherwise it is there for the template.
+            has_tools: the conversation comes with tools; some tokenizers have a template for these.
 
         Raises:
             SkipRecordError: the template cannot write what a message holds.
         """
-        return tuple(self._adapt(message, reasoning) for message in messages)
+        return tuple(self._adapt(message, reasoning, has_tools) for message in messages)
 
-    def _adapt(self, message: Message, reasoning: str) -> Message:
+    def _adapt(self, message: Message, reasoning: str, has_tools: bool) -> Message:
         if message["role"] == "developer" and "developer" not in self._source:
             return {**message, "role": "system"}
         if message["role"] != "assistant":
             return message
+        inline = self._inline_thought(message)
+        key = message.get("reasoning_content", "")
+        if reasoning == "drop" or (key and key.strip() in inline):  # the same thought, said twice
+            message = {**message, "content": message["content"].removeprefix(inline)}
         if reasoning == "drop":
-            said = message["content"].removeprefix(self.thought(message))
-            message = {k: v for k, v in message.items() if k != "reasoning_content"}
-            message |= {"content": said}
-        elif "reasoning_content" in message and not self._writes_reasoning_key:
+            message.pop("reasoning_content", None)
+        elif key and not self._writes_reasoning_key:
             message = self._with_inline_thought(message)
         if message.get("tool_calls"):
-            message = self._with_calls(message)
+            message = self._calls[has_tools].write(message)
         return message
 
     def thought(self, message: Message) -> str:
         """The reasoning of an answer, under its key or at the start of the content, or ""."""
-        if message.get("reasoning_content"):
-            return message["reasoning_content"]
+        return message.get("reasoning_content") or self._inline_thought(message)
+
+    def _inline_thought(self, message: Message) -> str:
         content = message["content"] or ""
         match = _THOUGHT.match(content)
         if not match and self.opens_thought:
@@ -145,36 +158,104 @@ class ChatTemplate:
         return _PROBE in self._try([_USER, answer])
 
     def _with_inline_thought(self, message: Message) -> Message:
-        if "think" not in self._source:
+        if "</think>" not in self._source:
             raise SkipRecordError(
                 SkipReason.UNSUPPORTED,
                 "the chat template writes no reasoning; leave it out with --reasoning drop",
             )
         return with_inline_thought(message)
 
-    def _with_calls(self, message: Message) -> Message:
-        if self._call_form is None:
-            raise SkipRecordError(SkipReason.UNSUPPORTED, "the chat template writes no tool calls")
-        return _in_form(message, *self._call_form)
-
     @cached_property
-    def _call_form(self) -> tuple[bool, bool] | None:
-        """How the template takes calls: arguments as text? empty content left out? None: not at all."""
-        function = {"name": _PROBE, "arguments": {"argument": _PROBE_VALUE}}
-        call = {"id": "call00001", "type": "function", "function": function}
-        message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        for form in product((False, True), (False, True)):
-            text = self._try([_USER, _in_form(message, *form)], tools=[_TOOL])
+    def _calls(self) -> dict[bool, "_CallForm"]:
+        """How the template takes tool calls, without and with tools in the conversation."""
+        return {has_tools: self._call_form(has_tools) for has_tools in (False, True)}
+
+    def _call_form(self, has_tools: bool) -> "_CallForm":
+        call = _probe_call(_PROBE_VALUE)
+        for as_text, without_content in product((False, True), (False, True)):
+            form = _CallForm(as_text, without_content)
+            text = self._try_calls(form, has_tools, "", call)
             # In single quotes it is Python's spelling of an object: this template wants it as text.
-            if _PROBE_VALUE in text and f"'{_PROBE_VALUE}'" not in text:
-                return form
-        return None
+            if _PROBE_VALUE not in text or f"'{_PROBE_VALUE}'" in text:
+                continue
+            two = self._try_calls(form, has_tools, "", call, _probe_call(_SECOND_VALUE))
+            beside = self._try_calls(form, has_tools, _PROBE_CONTENT, call)
+            # A template that objects to what it cannot write says so itself, of the record.
+            return replace(
+                form,
+                several=not two or _SECOND_VALUE in two,
+                content=not beside or _PROBE_CONTENT in beside,
+            )
+        return _CallForm(written=False)
+
+    def _try_calls(self, form: "_CallForm", has_tools: bool, content: str, *calls: Message) -> str:
+        message = {"role": "assistant", "content": content, "tool_calls": list(calls)}
+        return self._try([_USER, form.shape(message)], tools=[_TOOL] if has_tools else [])
 
     def _try(self, messages: Sequence[Message], **options: Any) -> str:
         try:
             return self.render(messages, **options)
         except SkipRecordError:
             return ""
+
+
+@dataclass(frozen=True)
+class _CallForm:
+    """How a template takes tool calls, and what it leaves out silently.
+
+    Attributes:
+        as_text: arguments as JSON text instead of an object.
+        without_content: an empty content left out.
+        written: it writes calls at all.
+        several: it writes more than the first of several.
+        content: it writes content beside calls.
+    """
+
+    as_text: bool = False
+    without_content: bool = False
+    written: bool = True
+    several: bool = True
+    content: bool = True
+
+    def write(self, message: Message) -> Message:
+        """A message in this form.
+
+        Raises:
+            SkipRecordError: some of it would be left out.
+        """
+        missing = ""
+        if not self.written:
+            missing = "tool calls"
+        elif not self.several and len(message["tool_calls"]) > 1:
+            missing = "tool calls but the first of a turn"
+        elif not self.content and (message["content"] or "").strip():
+            missing = "content beside tool calls"
+        if missing:
+            raise SkipRecordError(SkipReason.UNSUPPORTED, f"the chat template writes no {missing}")
+        return self.shape(message)
+
+    def shape(self, message: Message) -> Message:
+        """`write`, unchecked."""
+        if self.as_text:
+            message = {**message, "tool_calls": [_as_text(c) for c in message["tool_calls"]]}
+        if self.without_content and not message["content"]:
+            message = {**message, "content": None}
+        return message
+
+
+def _as_text(call: Message) -> Message:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _probe_call(value: str) -> Message:
+    function = {"name": _PROBE, "arguments": {"argument": value}}
+    return {"id": "call00001", "type": "function", "function": function}
+
+
+def _objection(error: Exception) -> SkipRecordError:
+    return SkipRecordError(SkipReason.TEMPLATE_ERROR, str(error) or type(error).__name__)
 
 
 def with_inline_thought(message: Message) -> Message:
@@ -184,20 +265,3 @@ def with_inline_thought(message: Message) -> Message:
     thought = f"<think>\n{message['reasoning_content']}\n</think>\n\n"
     rest = {key: value for key, value in message.items() if key != "reasoning_content"}
     return {**rest, "content": thought + message["content"]}
-
-
-def _in_form(message: Message, as_text: bool, without_content: bool) -> Message:
-    """A message with tool calls, in the form that some template takes."""
-    if as_text:
-        calls = [
-            {**call, "function": {**(f := call["function"]), "arguments": _json(f["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-        message = {**message, "tool_calls": calls}
-    if without_content and not message["content"]:
-        message = {**message, "content": None}
-    return message
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

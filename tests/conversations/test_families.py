@@ -185,6 +185,9 @@ def test_content_beside_a_call_and_two_calls_at_once() -> None:
         '⟦Let me see.\n<tool_call>\n{"name": "w", "arguments": {"c": 1}}\n</tool_call>'
         '\n<tool_call>\n{"name": "w", "arguments": {"c": 1}}\n</tool_call><|im_end|>⟧\n'
     )
+    without = "unsupported: the chat template writes no content beside tool calls"
+    assert reason("llama3", record) == reason("mistral", record) == without
+    record["messages"][1]["content"] = ""
     assert reason("llama3", record) == "template_error: one call at a time"
 
 

@@ -75,6 +75,27 @@ def test_alpaca_input_and_history() -> None:
     ]
 
 
+def test_context_where_there_is_no_input() -> None:
+    record = {"instruction": "Sum up.", "input": "", "context": "A long text.", "output": "Short."}
+    assert read_content(record).messages[0]["content"] == "Sum up.\nA long text."
+
+
+def test_history_before_a_prompt() -> None:
+    record = {"prompt": "Bye", "response": "Ciao", "history": [["Hi", "Hello"]]}
+    assert [m["content"] for m in read_content(record).messages] == ["Hi", "Hello", "Bye", "Ciao"]
+
+
+def test_a_system_prompt_in_parts() -> None:
+    record = openai("Hi", "Hello") | {"system": [{"type": "text", "text": "Be brief."}]}
+    assert read_content(record).messages == (SYSTEM, *EXPECTED)
+
+
+def test_the_list_that_holds_something() -> None:
+    assert read_content(sharegpt("Hi", "Hello") | {"messages": []}).messages == EXPECTED
+    functions = openai("Hi", "Hello") | {"tools": [], "functions": [CALL]}
+    assert len(read_content(functions).tools) == 1
+
+
 def test_a_record_of_two_formats_is_read_as_told() -> None:
     record = openai("Hi", "Hello") | {"prompt": "Hi", "response": "Other"}
     assert read_content(record).messages == EXPECTED
@@ -88,7 +109,7 @@ def test_tokens() -> None:
     record = {"input_ids": [1, 5, 6], "loss_mask": [0, 0, 1], "id": "t"}
     assert format_of(record) == "tokenized"
     assert read_content(record).tokens == ([1, 5, 6], [0, 0, 1])
-    with pytest.raises(SkipRecordError, match=r"input_ids\[1\] is a string, not a number"):
+    with pytest.raises(SkipRecordError, match=r"input_ids\[1\] is 'x', not a whole number"):
         read_content({"input_ids": [1, "x"], "loss_mask": [0, 0]})
 
 
@@ -152,6 +173,26 @@ def test_results_know_their_calls() -> None:
     assert messages[3]["name"] == "w"
 
 
+def test_results_of_calls_at_once_in_any_order() -> None:
+    turns = [
+        {"from": "human", "value": "W?"},
+        {"from": "function_call", "value": '{"name": "a", "arguments": {}}'},
+        {"from": "function_call", "value": '{"name": "b", "arguments": {}}'},
+        {"from": "observation", "value": "B", "name": "b"},
+        {"from": "observation", "value": "A"},
+        {"from": "gpt", "value": "Both."},
+    ]
+    messages = read_content({"conversations": turns}).messages
+    assert [m.get("tool_call_id") for m in messages[3:5]] == ["call00002", "call00001"]
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_arguments_by_any_name(key: str) -> None:
+    record = openai("W?", "")
+    record["messages"][1]["tool_calls"] = [{"name": "w", key: {"c": 1}}]
+    assert read_content(record).messages[1]["tool_calls"] == READ_CALL
+
+
 @pytest.mark.parametrize("tools", [[CALL], json.dumps([CALL]), [{"function": CALL}]])
 def test_tools_as_list_or_text(tools: object) -> None:
     (tool,) = read_content(openai("Hi", "Hello") | {"tools": tools}).tools
@@ -211,6 +252,42 @@ def test_nothing_else_of_a_turn_or_record_is_read() -> None:
         (
             {"messages": [{"role": "user", "content": [1]}]},
             "unsupported: part that is a number in turn 1",
+        ),
+        (
+            {"prompt": "Hi", "response": ["answer A", "answer B"]},
+            "unsupported: part that is a string in turn 2",
+        ),
+        (
+            {"instruction": "Double it", "input": 5, "output": "10"},
+            "not_a_conversation: the input is a number, not text",
+        ),
+        (
+            {"prompt": "Hi", "response": "Yo", "history": 5},
+            "not_a_conversation: history is not a list of pairs",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]},
+            "not_a_conversation: type of a part of turn 1",
+        ),
+        (
+            openai("Hi", "Hello", "Bye") | {"response": "Ciao"},
+            "not_a_conversation: the turns end with a question, and answers stand beside them (response)",
+        ),
+        (
+            sharegpt("Hi") | {"chosen": {"value": "a"}, "rejected": {"value": "b"}},
+            "not_a_conversation: the turns end with a question, and answers stand beside them (chosen",
+        ),
+        (
+            {"prompt": "Hi", "completion": "bad", "label": False},
+            "not_a_conversation: it looks like an answer with a verdict on it (label)",
+        ),
+        (
+            {"messages": '[{"role": "user"}]'},
+            "not_a_conversation: it looks like turns written as one text (messages)",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "w"}]}]},
+            "invalid_tool: a call without arguments in turn 1",
         ),
         (
             {"messages": [{"role": "user", "content": 1}]},

@@ -1,3 +1,5 @@
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,40 @@ def test_patterns(tmp_path: Path) -> None:
     assert [Path(source.name).name for source in sources] == ["a.jsonl", "b.jsonl"]
     with pytest.raises(DataError, match=r"No file matches .*\*\.parquet"):
         open_sources([str(tmp_path / "*.parquet")])
+
+
+def test_nesting_at_the_edge_of_what_json_reads(tmp_path: Path) -> None:
+    """json reads a little deeper than it writes; neither ends the run."""
+    rows = []
+    for depth in range(900, 1010, 2):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        call = f'{{"function": {{"name": "f", "arguments": {nested}}}}}'
+        rows.append(
+            '{"messages": [{"role": "user", "content": "x"}, '
+            f'{{"role": "assistant", "tool_calls": [{call}]}}]}}'
+        )
+    path = write_jsonl(tmp_path / "d.jsonl", [*rows, openai("Hi", "Hello")])
+    items = list(tokenize_data([str(path)], byte_tokenizer(), 100))
+    assert len(items) == len(rows) + 1
+    assert isinstance(items[-1], TokenizedConversation)
+
+
+def test_dates_and_decimals_of_a_table_are_text(tmp_path: Path) -> None:
+    """A reader of JSON takes a text for a date when it makes a table of it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arguments = pa.array([{"day": datetime(2024, 5, 1), "price": Decimal("1.50")}])
+    function = pa.StructArray.from_arrays([pa.array(["f"]), arguments], ["name", "arguments"])
+    call = pa.StructArray.from_arrays([function], ["function"])
+    calls = pa.ListArray.from_arrays([0, 0, 1], pa.concat_arrays([call]))
+    turns = pa.StructArray.from_arrays(
+        [pa.array(["user", "assistant"]), pa.array(["When?", ""]), calls],
+        ["role", "content", "tool_calls"],
+    )
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 2], turns)}), path)
+    (item,) = read_conversations(open_sources([str(path)]))
+    assert isinstance(item, Conversation)
+    (read,) = item.messages[1]["tool_calls"]
+    assert read["function"]["arguments"] == {"day": "2024-05-01 00:00:00", "price": "1.50"}

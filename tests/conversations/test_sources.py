@@ -253,3 +253,11 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
     assert open_source(str(path)).fingerprint() == before
     path.write_text(path.read_text().replace("Hello 3", "Hello 4"))
     assert open_source(str(path)).fingerprint() != before
+
+
+def test_names_that_the_system_refuses(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    for name in (str(loop), "~nosuchuser/x.jsonl", "x" * 300 + ".jsonl", "a\0b.jsonl"):
+        with pytest.raises(DataError):
+            open_source(expand_names([name])[0])
