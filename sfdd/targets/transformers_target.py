@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 # Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
 # statistics; a GPU is given more rows, since it wants few large kernels.
-_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
 # How many [rows, V] buffers of four bytes a chunk has at its peak: what the head returns, what soft
 # caps and scales make of it, its float32 copy, and the weights.
 _BUFFERS = 4

@@ -79,8 +79,8 @@ def test_a_users_mistake_is_one_sentence() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        "Error: Data set no/such.jsonl does not exist. Give a JSONL, JSON, Parquet or Arrow file, a folder "
-        "made by save_to_disk, or a hub id such as org/name.\n"
+        "Error: Data set no/such.jsonl does not exist. Give a JSONL, JSON, Parquet or Arrow file, a "
+        "folder made by save_to_disk, or a hub id such as org/name.\n"
     )
 
 
