@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sfdd.errors import ArtifactError, InUseError
+from sfdd.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
@@ -160,22 +160,26 @@ def ensure_writable(directory: Path) -> None:
 
 
 @contextmanager
-def exclusive(run: RunDirectory, stage: str, *, shared: bool = False) -> Iterator[None]:
+def exclusive(
+    run: RunDirectory, stage: str, *, shared: bool = False, wait: bool = False
+) -> Iterator[None]:
     """Keep other processes from doing the same stage in a run; the lock dies with the process.
 
     Args:
         shared: let others in that share it too, and keep out only who wants the stage alone.
+        wait: for another process to be done.
 
     Raises:
-        ArtifactError: another process is at it.
+        ArtifactError: another process is at it, and `wait` is False.
     """
     ensure_writable(run.root)
     with (run.root / f".{stage}.lock").open("a+", encoding="utf-8") as lock:
         try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(lock, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
-            raise InUseError(
+            raise ArtifactError(
                 f"{run.root} is in use: {lock.read() or 'another process'} is doing the same. "
                 "Wait for it, or choose another --run."
             ) from error

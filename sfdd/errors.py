@@ -31,7 +31,3 @@ class DrafterError(SfddError):
 
 class ArtifactError(SfddError):
     """A file of a run directory that is missing, damaged, unwritable, or of other provenance."""
-
-
-class InUseError(ArtifactError):
-    """A run directory in which another process is doing the same."""

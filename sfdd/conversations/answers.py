@@ -165,9 +165,8 @@ def _unprompted(
             SkipReason.TEMPLATE_REWRITES_HISTORY,
             "the prompt for an answer has another history than the answer",
         )
-    blank = through[
-        len(through[:begin].rstrip()) : begin
-    ]  # that the template puts before an answer
+    # A blank that the template puts before every answer.
+    blank = through[len(through[:begin].rstrip()) : begin]
     lead = prompt if prompt.endswith(blank) else prompt + blank
     text = lead + through[begin:]
     begin, end = len(lead), len(lead) + end - begin
@@ -175,7 +174,10 @@ def _unprompted(
 
 
 def _stand_in(text: str) -> str:
-    return next(mark for mark in _STAND_INS if mark not in text)
+    for mark in _STAND_INS:
+        if mark not in text:
+            return mark
+    raise SkipRecordError(SkipReason.UNSUPPORTED, "its text holds every private-use character")
 
 
 def common_prefix(left: str, right: str) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from threading import Thread
 from time import monotonic
@@ -13,9 +12,9 @@ from sfdd.conversations.conversation import Origin, Skipped, TokenizedConversati
 from sfdd.conversations.pipeline import open_sources, read_conversations
 from sfdd.conversations.records import Source
 from sfdd.conversations.rendering import ChatRenderer
-from sfdd.errors import ArtifactError, DataError, InUseError
+from sfdd.errors import ArtifactError, DataError
 from sfdd.progress import Progress, ProgressCallback, silent
-from sfdd.scoring.batching import Window, ahead, windows
+from sfdd.scoring.batching import ahead, windows
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.forward import Forward
 from sfdd.scoring.report import ScoreReport, Work, make_report, report_of_part
@@ -31,19 +30,44 @@ T = TypeVar("T")
 LOSS_MASK_RULE = "assistant content, reasoning, tool calls and end of turn"
 
 
+class _Data:
+    """The data sets, counted (and fingerprinted) behind the first batches: both read all of them."""
+
+    def __init__(self, sources: list[Source], worker: Worker) -> None:
+        self.sources = sources
+        self.worker = worker
+        self._counts = _in_background(lambda: [source.count() for source in sources])
+        # Of several workers only the one that merges needs them, and nobody knows yet which.
+        self._fingerprints = _in_background(self._read_fingerprints) if worker.is_alone else None
+
+    @property
+    def records(self) -> int:
+        return sum(self._counts.result())
+
+    @property
+    def share(self) -> int | None:
+        """Records of this worker; None while they are being counted."""
+        return sum(map(self.worker.share, self._counts.result())) if self._counts.done() else None
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self._fingerprints.result() if self._fingerprints else self._read_fingerprints()
+
+    def _read_fingerprints(self) -> dict[str, str]:
+        return {source.name: source.fingerprint() for source in self.sources}
+
+
 @dataclass
 class _Counts:
     """Running totals of this process."""
 
-    total: Future[int]
     done: int = 0
     resumed: int = 0
     tokens: int = 0
     skipped: int = 0
 
-    def moment(self) -> Progress:
+    def moment(self, total: int | None) -> Progress:
         figures = {"skipped": str(self.skipped)} if self.skipped else {}
-        total = self.total.result() if self.total.done() else None
         return Progress(
             "scoring", "conversations", self.done, total, self.tokens, figures, self.resumed
         )
@@ -85,41 +109,9 @@ def score_with(
     schema = score_schema(config.token_scores)
     names = [source.name for source in sources]
     store = ScoreStore(run, schema, provenance, names, worker, config.overwrite)
-    forward, watch = Forward(target, config.batch_tokens), Watch(config.target, target.vocab_size)
-    started = monotonic()
-    # Both read all of the data; the first batch does not wait for them.
-    totals = _in_background(lambda: [source.count() for source in sources])
-    fingerprints = _in_background(lambda: _fingerprints(sources)) if worker.is_alone else None
-    counts = _Counts(_in_background(lambda: sum(map(worker.share, totals.result()))))
-    on_progress(counts.moment())
-    renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
-    try:
-        for window in ahead(lambda: windows(_records(sources, config, renderer, store, worker))):
-            store.add([skipped_row(item) for item in window.skipped])
-            _count(counts, window)
-            for parts, stats in _whole(forward(window.samples)):
-                watch.see(stats)
-                store.add([scored_row(parts, stats)])
-                counts.done += 1
-                counts.tokens += sum(map(len, parts))
-                on_progress(counts.moment())
-            on_progress(counts.moment())
-    finally:
-        store.flush()
-    watch.judge()
-    store.finished.require_all_seen()
-    counts.total.result()
-    on_progress(counts.moment())
-    work = Work(
-        resumed=store.resumed,
-        records=counts.done,
-        tokens=counts.tokens,
-        computed_tokens=forward.computed_tokens,
-        batch_tokens=forward.batch_tokens,
-        seconds=monotonic() - started,
-    )
-    known = fingerprints.result() if fingerprints else None
-    if not _merge(run, store, provenance, sum(totals.result()), sources, known):
+    data = _Data(sources, worker)
+    work = _score_all(target, data, config, store, on_progress)
+    if not _merge(run, store, provenance, data):
         return report_of_part(run.scores, work)
     report = make_report(run.scores, work)
     if not report.scored:
@@ -131,25 +123,56 @@ def score_with(
     return report
 
 
-def _records(
-    sources: list[Source],
+def _score_all(
+    target: TransformersTarget,
+    data: _Data,
     config: ScoreConfig,
-    renderer: ChatRenderer,
     store: ScoreStore,
-    worker: Worker,
+    on_progress: ProgressCallback,
+) -> Work:
+    """Bring a row of every record of this worker into the store."""
+    started = monotonic()
+    renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
+    forward, watch = Forward(target, config.batch_tokens), Watch(config.target, target.vocab_size)
+    counts = _Counts()
+    on_progress(counts.moment(data.share))
+    try:
+        for window in ahead(lambda: windows(_records(data, config, renderer, store))):
+            store.add([skipped_row(item) for item in window.skipped])
+            counts.resumed += window.resumed
+            counts.skipped += len(window.skipped)
+            counts.done += window.resumed + len(window.skipped)
+            for parts, stats in _whole(forward(window.samples)):
+                watch.see(stats)
+                store.add([scored_row(parts, stats)])
+                counts.done += 1
+                counts.tokens += sum(map(len, parts))
+                on_progress(counts.moment(data.share))
+            on_progress(counts.moment(data.share))
+    finally:
+        store.flush()
+    watch.judge()
+    store.finished.require_all_seen()
+    on_progress(counts.moment(counts.done))
+    return Work(
+        resumed=store.resumed,
+        records=counts.done,
+        tokens=counts.tokens,
+        computed_tokens=forward.computed_tokens,
+        batch_tokens=forward.batch_tokens,
+        seconds=monotonic() - started,
+    )
+
+
+def _records(
+    data: _Data, config: ScoreConfig, renderer: ChatRenderer, store: ScoreStore
 ) -> Iterator[list[TokenizedConversation] | Skipped | None]:
     """This worker's records: rendered, skipped, or None for one whose row is there."""
-    for item in read_conversations(sources, config.mask.format, worker.takes):
+    for item in read_conversations(data.sources, config.mask.format, data.worker.takes):
         if store.finished.holds(item.origin, item.content_hash):
             yield None
         else:
             yield item if isinstance(item, Skipped) else renderer.render(item)
-
-
-def _count(counts: _Counts, window: Window) -> None:
-    counts.resumed += window.resumed
-    counts.skipped += len(window.skipped)
-    counts.done += window.resumed + len(window.skipped)
 
 
 def _whole(
@@ -167,31 +190,25 @@ def _whole(
                 yield samples, TokenStats.join(statistics)
 
 
-def _merge(
-    run: RunDirectory,
-    store: ScoreStore,
-    provenance: Provenance,
-    records: int,
-    sources: list[Source],
-    fingerprints: dict[str, str] | None,
-) -> bool:
-    """Make the finished table, if every record has its row; False if other workers are not done."""
-    with suppress(InUseError), exclusive(run, "score-merge"):
+def _merge(run: RunDirectory, store: ScoreStore, provenance: Provenance, data: _Data) -> bool:
+    """Make the finished table, if every record has its row; False if other workers are not done.
+
+    Workers wait for one another here: one that looked just before another's last rows were there would
+    leave, and the other must look again.
+    """
+    with exclusive(run, "score-merge", wait=True):
         pieces, keys = store.keys()
-        if len(keys) == records:
-            about = {**provenance.about, "data": fingerprints or _fingerprints(sources)}
-            store.merge(pieces, keys, Provenance(provenance.identity, about))
+        if len(keys) == data.records:
+            if data.worker.is_alone or any(piece.path != run.scores for piece in pieces):
+                about = {**provenance.about, "data": data.fingerprints}
+                store.merge(pieces, keys, Provenance(provenance.identity, about))
             return True
-        if fingerprints is not None:  # alone, so nobody else will bring the missing rows
+        if data.worker.is_alone:  # so nobody else will bring the missing rows
             raise ArtifactError(
-                f"{records - len(keys)} rows in {run.shards} were lost while this ran. Run the same "
+                f"{data.records - len(keys)} rows in {run.shards} were lost while this ran. Run the same "
                 "command again: it scores them alone."
             )
     return False
-
-
-def _fingerprints(sources: list[Source]) -> dict[str, str]:
-    return {source.name: source.fingerprint() for source in sources}
 
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
