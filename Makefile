@@ -42,7 +42,7 @@ format: install  ## let ruff mend what it can
 types: install  ## mypy, strict
 	$(BIN)/mypy
 
-bench: install  ## sfdd score against the bare forward pass: speed and memory (about 10 minutes)
+bench: install  ## sfdd score against the bare forward pass: speed and memory (half an hour)
 	$(BIN)/python benchmarks/score_throughput.py
 
 data: install  ## generate data/ again with the embedded target (about half an hour)
