@@ -14,6 +14,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 from collections.abc import Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -21,6 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sfdd.targets import smollm2 as embedded
 from sfdd.targets.transformers_target import TransformersTarget
+
+# The same examples every time; HYPOTHESIS_PROFILE=default looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

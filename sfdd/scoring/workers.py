@@ -1,4 +1,4 @@
-"""Several processes that score one data set together, and never wait for one another.
+"""Several processes that score one data set together, and share nothing but the run directory.
 
 Each takes the records whose row leaves its index as the remainder, and writes shards of its own. Whoever
 finds at its end that every row is there merges them. A worker that died is started again, alone.
