@@ -80,17 +80,28 @@ Format = Annotated[
         "--format", help=f"Read every record as {', '.join(FORMATS)}; default: as what it is."
     ),
 ]
-REASONING_HELP = (
+_REASONING = (
     "Reasoning of thinking models: keep (rendered and supervised), mask (rendered only) or drop."
 )
-REWRITTEN_HELP = (
+_REWRITTEN = (
     "Where the chat template rewrites earlier turns: expand to a sample per assistant turn, or "
     "supervise the last one only."
 )
-LAST_TURN_HELP = "Supervise only the last assistant turn of every conversation."
-Reasoning = Annotated[str, typer.Option("--reasoning", help=REASONING_HELP)]
-Rewritten = Annotated[str, typer.Option("--rewritten", help=REWRITTEN_HELP)]
-LastTurnOnly = Annotated[bool, typer.Option("--last-turn-only", help=LAST_TURN_HELP)]
+_LAST_TURN = "Supervise only the last assistant turn of every conversation."
+Reasoning = Annotated[str, typer.Option("--reasoning", help=_REASONING)]
+Rewritten = Annotated[str, typer.Option("--rewritten", help=_REWRITTEN)]
+LastTurnOnly = Annotated[bool, typer.Option("--last-turn-only", help=_LAST_TURN)]
+# Of commands that follow the scoring of the run.
+ReasoningAsScored = Annotated[
+    str | None, typer.Option("--reasoning", help=_REASONING, show_default="as scored")
+]
+RewrittenAsScored = Annotated[
+    str | None, typer.Option("--rewritten", help=_REWRITTEN, show_default="as scored")
+]
+LastTurnOnlyAsScored = Annotated[
+    bool | None,
+    typer.Option("--last-turn-only/--every-turn", help=_LAST_TURN, show_default="as scored"),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto (float32 on a CPU), float32, bfloat16 or float16.")

@@ -26,18 +26,9 @@ def train_draft(
     target: options.OptionalTarget = _DEFAULT.target,
     run: options.Run = DEFAULT_RUN,
     format: options.Format = None,
-    reasoning: Annotated[
-        str | None, typer.Option(help=options.REASONING_HELP, show_default="as scored")
-    ] = None,
-    rewritten: Annotated[
-        str | None, typer.Option(help=options.REWRITTEN_HELP, show_default="as scored")
-    ] = None,
-    last_turn_only: Annotated[
-        bool | None,
-        typer.Option(
-            "--last-turn-only/--every-turn", help=options.LAST_TURN_HELP, show_default="as scored"
-        ),
-    ] = None,
+    reasoning: options.ReasoningAsScored = None,
+    rewritten: options.RewrittenAsScored = None,
+    last_turn_only: options.LastTurnOnlyAsScored = None,
     epochs: Annotated[int, typer.Option(help="Times the data are read.")] = _DEFAULT.epochs,
     max_steps: Annotated[
         int | None, typer.Option(help="Stop after so many steps, even within an epoch.")

@@ -1,7 +1,7 @@
 """How conversations are read and masked; the same choices for scoring, training and looking."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -52,3 +52,23 @@ class MaskConfig:
     def identity(self) -> Mapping[str, Any]:
         """For provenance: scores made with other choices are other scores."""
         return asdict(self)
+
+
+def mask_of(settings: Any, recorded: Mapping[str, Any] | None = None) -> MaskConfig:
+    """The choices among some settings that have them as fields.
+
+    Args:
+        recorded: where to look for those that are None, such as an artifact's identity; what is None
+            there, too, takes its default.
+
+    Raises:
+        UsageError: a choice that does not exist.
+    """
+    names = [f.name for f in fields(MaskConfig)]
+    choices = {
+        name: given
+        if (given := getattr(settings, name)) is not None
+        else (recorded or {}).get(name)
+        for name in names
+    }
+    return MaskConfig(**{name: value for name, value in choices.items() if value is not None})

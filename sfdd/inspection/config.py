@@ -1,11 +1,10 @@
 """What `sfdd inspect` can be told, and what it does when told nothing."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sfdd.artifacts import DEFAULT_RUN, Provenance
-from sfdd.conversations.config import MaskConfig
+from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.errors import UsageError
 
 _MAX_LENGTH = 4096  # where nothing was scored yet; as `sfdd score` takes by default
@@ -53,8 +52,7 @@ class InspectConfig:
     @property
     def mask(self) -> MaskConfig:
         """What is read of a record, and which tokens are supervised."""
-        choices = {f.name: getattr(self, f.name) for f in fields(MaskConfig)}
-        return MaskConfig(**{name: value for name, value in choices.items() if value is not None})
+        return mask_of(self)
 
     def as_scored(self, scored: Provenance | None) -> "InspectConfig":
         """With everything that is None as the run's scores were made.
@@ -71,10 +69,6 @@ class InspectConfig:
         data = self.data or tuple(about.get("data", ()))
         if not data:
             raise UsageError(f"No data set given, and nothing was scored in {self.run}: name one.")
-        recorded: dict[str, Any] = {
-            name: identity.get(name)
-            for name in (*(f.name for f in fields(MaskConfig)), "max_length")
-            if getattr(self, name) is None
-        }
-        settled = replace(self, target=target, data=data, **recorded)
-        return replace(settled, max_length=settled.max_length or _MAX_LENGTH)
+        max_length = self.max_length or identity.get("max_length") or _MAX_LENGTH
+        mask = mask_of(self, identity).identity()
+        return replace(self, target=target, data=data, max_length=max_length, **mask)

@@ -24,8 +24,12 @@ class Forward:
         computed_tokens: padding included.
     """
 
-    def __init__(self, target: TransformersTarget, batch_tokens: int) -> None:
+    def __init__(
+        self, target: TransformersTarget, batch_tokens: int, logits_memory: int | None = None
+    ) -> None:
         self._target = target
+        if logits_memory is not None:
+            target.logits_memory = logits_memory
         self.batch_tokens = batch_tokens
         self.computed_tokens = 0
 

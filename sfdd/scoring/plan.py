@@ -123,7 +123,8 @@ def plan(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScorePl
             f"None of the {counts.read} records can be scored ({_listed(counts.reasons)}). The first: "
             f"{counts.first_reason or 'there is none'}."
         )
-    tokens, seconds = _warm_up(target, drawn, config.batch_tokens, on_progress)
+    forward = Forward(target, config.batch_tokens, config.logits_memory)
+    tokens, seconds = _warm_up(forward, drawn, on_progress)
     return _plan(counts, tokens, tokens / seconds)
 
 
@@ -138,15 +139,11 @@ def _draw(
 
 
 def _warm_up(
-    target: TransformersTarget,
-    drawn: Sequence[TokenizedConversation],
-    batch_tokens: int,
-    on_progress: ProgressCallback,
+    forward: Forward, drawn: Sequence[TokenizedConversation], on_progress: ProgressCallback
 ) -> tuple[int, float]:
     """Tokens forwarded and seconds taken, after a first sample that is not counted."""
-    target.token_stats(drawn[:1])
+    list(forward(list(drawn[:1])))
     tokens, started = 0, monotonic()
-    forward = Forward(target, batch_tokens)
     for first in range(0, len(drawn), _WARMUP_AT_ONCE):
         for batch, _ in forward(list(drawn[first : first + _WARMUP_AT_ONCE])):
             tokens += sum(map(len, batch))

@@ -104,7 +104,6 @@ def score_with(
     """`score` with a target and data sets that are open already, in a part of the caller's alone."""
     run = RunDirectory(config.run)
     config = replace(config, max_length=target.usable_length(config.max_length))
-    target.logits_memory = config.logits_memory
     provenance = _provenance(config, target, sources)
     schema = score_schema(config.token_scores)
     names = [source.name for source in sources]
@@ -133,7 +132,8 @@ def _score_all(
     """Bring a row of every record of this worker into the store."""
     started = monotonic()
     renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
-    forward, watch = Forward(target, config.batch_tokens), Watch(config.target, target.vocab_size)
+    forward = Forward(target, config.batch_tokens, config.logits_memory)
+    watch = Watch(config.target, target.vocab_size)
     counts = _Counts()
     on_progress(counts.moment(data.share))
     try:

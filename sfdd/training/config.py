@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sfdd.artifacts import DEFAULT_RUN
-from sfdd.conversations.config import MaskConfig
+from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.errors import UsageError
 
 # Settings that do not change the weights that come out: a run may be continued with other values.
@@ -91,8 +91,7 @@ class TrainConfig:
     @property
     def mask(self) -> MaskConfig:
         """What is read of a record, and which tokens are supervised."""
-        choices = {f.name: getattr(self, f.name) for f in fields(MaskConfig)}
-        return MaskConfig(**{name: value for name, value in choices.items() if value is not None})
+        return mask_of(self)
 
     def _require(self, name: str, condition: bool, wanted: str) -> None:
         if not condition:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from sfdd.artifacts import (
     digest_json,
     read_parquet_provenance,
 )
-from sfdd.conversations.config import MaskConfig
+from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
@@ -48,12 +48,10 @@ def with_run_defaults(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _default_mask(run: RunDirectory, config: TrainConfig) -> dict[str, Any]:
+def _default_mask(run: RunDirectory, config: TrainConfig) -> Mapping[str, Any]:
     """The drafter learns the tokens that were scored, unless told otherwise."""
     path = next((path for path in (run.selection, run.scores) if path.is_file()), None)
-    scored_with = read_parquet_provenance(path).identity if path else {}
-    names = [f.name for f in fields(MaskConfig) if getattr(config, f.name) is None]
-    return {name: scored_with.get(name, getattr(MaskConfig(), name)) for name in names}
+    return mask_of(config, read_parquet_provenance(path).identity if path else None).identity()
 
 
 def _default_target(run: RunDirectory) -> str:

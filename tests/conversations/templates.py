@@ -4,8 +4,13 @@ Written for these tests: each has its family's marks and habits (what it trims, 
 forgets), not its wording.
 """
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from conftest import CHATML, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from sfdd.conversations.conversation import TokenizedConversation
 
 LLAMA3 = """{{ bos_token }}
 {%- for m in messages %}
@@ -181,3 +186,17 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """A byte tokenizer with the special tokens and the template of a family."""
     template, special_tokens, bos, eos = _FAMILIES[name]
     return byte_tokenizer(template, special_tokens, bos, eos)
+
+
+def bracketed(
+    tokenizer: PreTrainedTokenizerFast, samples: Sequence[TokenizedConversation]
+) -> list[str]:
+    """The text of every sample, its supervised stretches in brackets."""
+    texts = []
+    for sample in samples:
+        pairs = zip(sample.loss_mask.tolist(), sample.input_ids.tolist(), strict=True)
+        texts.append("")
+        for supervised, run in groupby(pairs, key=lambda pair: pair[0]):
+            text = tokenizer.decode([i for _, i in run])
+            texts[-1] += f"⟦{text}⟧" if supervised else text
+    return texts

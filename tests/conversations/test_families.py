@@ -4,13 +4,12 @@ One token is one byte or one special token here, so marking the supervised stret
 brackets says every position and every count.
 """
 
-from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
 from conftest import tiny_config
-from conversations.templates import FAMILIES, family_tokenizer
+from conversations.templates import FAMILIES, bracketed, family_tokenizer
 from helpers import openai
 from transformers import LlamaForCausalLM
 
@@ -35,15 +34,7 @@ def shown(family: str, record: Any, max_length: int = 4096, **choices: Any) -> l
     """The text of every sample, its supervised stretches in brackets."""
     samples = render(family, record, max_length, **choices)
     assert not isinstance(samples, Skipped), samples.reason
-    tokenizer = family_tokenizer(family)
-    texts = []
-    for sample in samples:
-        pairs = zip(sample.loss_mask.tolist(), sample.input_ids.tolist(), strict=True)
-        texts.append("")
-        for supervised, run in groupby(pairs, key=lambda pair: pair[0]):
-            text = tokenizer.decode([i for _, i in run])
-            texts[-1] += f"⟦{text}⟧" if supervised else text
-    return texts
+    return bracketed(family_tokenizer(family), samples)
 
 
 def reason(family: str, record: Any, **choices: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from conversations.reading import kept, read, values
 from helpers import openai, sharegpt, write_jsonl
 
 from sfdd.conversations.files import JsonLinesSource, JsonSource
@@ -28,24 +29,6 @@ def zstd(*frames: bytes) -> bytes:
             stream.write(frame)
         out += buffer.getvalue().to_pybytes()
     return out
-
-
-def read(path: Path) -> list[Record]:
-    """Every record, after checking that they are counted and numbered right."""
-    source = open_source(str(path))
-    records = list(source.records())
-    assert [record.row for record in records] == list(range(len(records)))
-    assert source.count() == len(records)
-    return records
-
-
-def values(path: Path) -> list[object]:
-    return [record.value for record in read(path)]
-
-
-def kept(path: Path, rows: set[int], destination: Path) -> Path:
-    open_source(str(path)).write_kept(rows.__contains__, destination)
-    return destination
 
 
 class TestJsonLines:

@@ -1,11 +1,10 @@
 """Habits of templates and tokenizers, one by one, that would move the mask or lose what was said."""
 
-from itertools import groupby
 from typing import Any
 
 import pytest
 from conftest import CHATML, SPECIAL_TOKENS, byte_tokenizer
-from conversations.templates import family_tokenizer
+from conversations.templates import bracketed, family_tokenizer
 from helpers import openai
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
@@ -27,16 +26,7 @@ def shown(tokenizer: PreTrainedTokenizerFast, record: Any, **choices: Any) -> li
         Origin("t", 0), "c", content.messages, "h", "", content.tools, content.muted
     )
     samples = ChatRenderer(tokenizer, 4096, MaskConfig(**choices)).render(conversation)
-    if isinstance(samples, Skipped):
-        return [samples.reason]
-    texts = []
-    for sample in samples:
-        pairs = zip(sample.loss_mask.tolist(), sample.input_ids.tolist(), strict=True)
-        texts.append("")
-        for supervised, run in groupby(pairs, key=lambda pair: pair[0]):
-            text = tokenizer.decode([i for _, i in run])
-            texts[-1] += f"⟦{text}⟧" if supervised else text
-    return texts
+    return [samples.reason] if isinstance(samples, Skipped) else bracketed(tokenizer, samples)
 
 
 def with_thought(content: str, thought: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conversations.reading import values
 from datasets import Dataset, DatasetDict
 from helpers import sharegpt, write_jsonl
 
@@ -12,15 +13,6 @@ from sfdd.conversations.sources import expand_names, open_source
 from sfdd.errors import DataError
 
 RECORDS = [sharegpt("Hi", f"Hello {i}", id=str(i)) for i in range(5)]
-
-
-def values(path: Path) -> list[object]:
-    return [record.value for record in open_source(str(path)).records()]
-
-
-def kept(path: Path, rows: set[int], destination: Path) -> Path:
-    open_source(str(path)).write_kept(rows.__contains__, destination)
-    return destination
 
 
 class TestDatasets:

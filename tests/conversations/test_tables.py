@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conversations.reading import kept, read, values
 from datasets import load_dataset
 from helpers import openai, sharegpt
 
-from sfdd.conversations.records import Record
 from sfdd.conversations.sources import open_source
 from sfdd.conversations.tables import ArrowSource, ParquetSource
 from sfdd.errors import DataError
@@ -27,23 +27,6 @@ def zstd(data: bytes) -> bytes:
     with pa.CompressedOutputStream(buffer, "zstd") as stream:
         stream.write(data)
     return buffer.getvalue().to_pybytes()
-
-
-def read(path: Path) -> list[Record]:
-    source = open_source(str(path))
-    records = list(source.records())
-    assert [record.row for record in records] == list(range(len(records)))
-    assert source.count() == len(records)
-    return records
-
-
-def values(path: Path) -> list[Any]:
-    return [record.value for record in read(path)]
-
-
-def kept(path: Path, rows: set[int], destination: Path) -> Path:
-    open_source(str(path)).write_kept(rows.__contains__, destination)
-    return destination
 
 
 def write_arrow(path: Path, table: pa.Table, rows_a_batch: int = 3, as_file: bool = True) -> Path:
