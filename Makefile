@@ -28,7 +28,7 @@ test: install  ## all tests, then lint and types
 	$(BIN)/pytest
 	$(MAKE) --no-print-directory lint types
 
-test-slow: install  ## real runs, killed at random moments over and over (about 10 minutes)
+test-slow: install  ## real runs, killed at random moments over and over (a few minutes)
 	$(BIN)/pytest -m slow
 
 lint: install  ## ruff: rules and format

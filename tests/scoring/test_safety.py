@@ -17,10 +17,11 @@ from transformers import AutoTokenizer
 
 from sfdd.artifacts import RunDirectory
 from sfdd.conversations.config import MaskConfig
+from sfdd.conversations.pipeline import open_sources
 from sfdd.errors import ArtifactError, TargetError
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.forward import Forward, ran_out_of_memory
-from sfdd.scoring.run import ScoreReport, score
+from sfdd.scoring.run import ScoreReport, score, score_with
 from sfdd.scoring.watch import Watch
 from sfdd.targets.statistics import STATISTICS, TokenStats
 from sfdd.targets.transformers_target import TransformersTarget
@@ -215,6 +216,14 @@ print(forward.batch_tokens)
         assert done.returncode == 0, done.stderr
         assert 64 <= int(done.stdout) <= 16_000
         assert "Memory ran out; going on with --batch-tokens" in done.stderr
+
+    def test_the_budget_of_the_logits_reaches_the_target(
+        self, data: Path, tiny_directory: Path, tmp_path: Path
+    ) -> None:
+        target = TransformersTarget.load(str(tiny_directory))
+        config = ScoreConfig((str(data),), str(tiny_directory), tmp_path / "run", logits_memory=7)
+        score_with(target, open_sources(config.data), config)
+        assert target.logits_memory == 7
 
     def test_what_counts_as_memory_that_ran_out(self) -> None:
         assert ran_out_of_memory(MemoryError())
