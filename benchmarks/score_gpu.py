@@ -21,6 +21,7 @@ from score_throughput import Work, tokenized
 from sfdd.conversations.pipeline import open_sources
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.run import score_with
+from sfdd.targets.transformers_backend import TransformersBackend
 from sfdd.targets.transformers_target import TransformersTarget
 
 
@@ -69,6 +70,7 @@ def main() -> None:
         f"{work.conversations} conversations, {len(work.tokens):,} tokens, {work.supervised:,} "
         f"supervised; {target.device}, {target.model.dtype}"
     )
+    backend = TransformersBackend(target, options.batch_tokens, options.logits_memory)
     body_alone(target, work, options.batch_tokens)  # warm-up
     bodies, ours, paddings = [], [], []
     for _ in range(options.rounds):
@@ -78,10 +80,8 @@ def main() -> None:
                 (options.data,),
                 options.target,
                 run=Path(folder),
-                batch_tokens=options.batch_tokens,
-                logits_memory=options.logits_memory,
             )
-            report = score_with(target, open_sources(config.data), config)
+            report = score_with(backend, open_sources(config.data), config)
         ours.append(report.seconds)
         paddings.append(report.padding)
     body, mine = statistics.median(bodies), statistics.median(ours)

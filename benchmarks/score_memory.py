@@ -21,6 +21,7 @@ from pathlib import Path
 from sfdd.scoring.config import ScoreConfig
 from sfdd.conversations.pipeline import open_sources
 from sfdd.scoring.run import score_with
+from sfdd.targets.transformers_backend import TransformersBackend
 from sfdd.targets.transformers_target import TransformersTarget
 
 def resident(field):
@@ -28,8 +29,8 @@ def resident(field):
     return int(status.partition(field)[2].split()[0]) / 1024
 
 data, target, run = sys.argv[1:]
-config = ScoreConfig((data,), target, run=Path(run), batch_tokens=8192)
-loaded = TransformersTarget.load(target)
+config = ScoreConfig((data,), target, run=Path(run))
+loaded = TransformersBackend(TransformersTarget.load(target), 8192)
 sources = open_sources(config.data)
 before = resident("VmRSS:")
 report = score_with(loaded, sources, config)

@@ -29,9 +29,10 @@ from sfdd.conversations.pipeline import open_sources, tokenize
 from sfdd.drafters.eagle import EagleDrafter
 from sfdd.scoring.config import ScoreConfig
 from sfdd.scoring.run import score_with
+from sfdd.targets.config import BATCH_TOKENS
+from sfdd.targets.transformers_backend import TransformersBackend
 from sfdd.targets.transformers_target import TransformersTarget
 
-BATCH_TOKENS = ScoreConfig.batch_tokens
 DATA = Path(__file__).parent.parent / "data"
 _REFERENCE_EVERY = 5
 
@@ -78,7 +79,7 @@ def sfdd_score(target: TransformersTarget, data: Path) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         config = ScoreConfig((str(data),), target.source.name, run=Path(folder) / "run")
         started = time.perf_counter()
-        report = score_with(target, open_sources(config.data), config)
+        report = score_with(TransformersBackend(target), open_sources(config.data), config)
         return time.perf_counter() - started, report.padding
 
 

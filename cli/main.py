@@ -86,6 +86,8 @@ def sfdd(
     logging.basicConfig(
         stream=sys.stderr, level=logging.DEBUG if debug else logging.WARNING, format="%(message)s"
     )
+    if not debug:  # what sfdd itself has chosen
+        logging.getLogger("sfdd").setLevel(logging.INFO)
 
 
 app.command()(score)

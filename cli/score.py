@@ -7,6 +7,7 @@ import typer
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.conversations.config import MaskConfig
 from sfdd.scoring.config import ScoreConfig
+from sfdd.targets.config import BATCH_TOKENS, parse_engine_args
 
 from . import display, options
 
@@ -30,7 +31,11 @@ def score(
         int, typer.Option(help="Tokens kept of a conversation; longer ones are cut and flagged.")
     ] = _DEFAULT.max_length,
     batch_tokens: Annotated[
-        int, typer.Option(help="Padded tokens per forward pass.")
+        int | None,
+        typer.Option(
+            help="Tokens per forward pass, padding included.",
+            show_default=f"{BATCH_TOKENS}; with vLLM its own",
+        ),
     ] = _DEFAULT.batch_tokens,
     logits_memory: Annotated[
         int, typer.Option(help="MiB that logits and what is computed from them may take.")
@@ -38,10 +43,31 @@ def score(
     token_scores: Annotated[
         bool, typer.Option("--token-scores", help="Also store every token's flatness.")
     ] = _DEFAULT.token_scores,
+    backend: Annotated[
+        str,
+        typer.Option(help="auto (vLLM where it is installed and has a GPU), transformers, vllm."),
+    ] = _DEFAULT.backend,
     dtype: options.Dtype = _DEFAULT.dtype,
     device: options.Device = _DEFAULT.device,
     attn_implementation: options.AttnImplementation = None,
     trust_remote_code: options.TrustRemoteCode = False,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="vLLM: GPUs that share the target.", show_default="1")
+    ] = _DEFAULT.tensor_parallel_size,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            help="vLLM: fraction of each GPU's memory to take.", show_default="vLLM's own"
+        ),
+    ] = _DEFAULT.gpu_memory_utilization,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="vLLM: quantize the weights: fp8 …", show_default="as they are stored"),
+    ] = _DEFAULT.quantization,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="vLLM: KEY=VALUE for its engine, once or more: max_num_seqs=64 …"),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -73,10 +99,15 @@ def score(
         mask=MaskConfig(format, reasoning, rewritten, last_turn_only),
         max_length=max_length,
         batch_tokens=batch_tokens,
+        backend=backend,
         dtype=dtype,
         device=device,
         attn_implementation=attn_implementation,
         trust_remote_code=trust_remote_code,
+        tensor_parallel_size=tensor_parallel_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        quantization=quantization,
+        engine_args=parse_engine_args(engine_arg or ()),
         logits_memory=logits_memory,
         shard_index=shard_index,
         num_shards=num_shards,
@@ -99,9 +130,9 @@ def score(
     speed = {
         "tokens/s": f"{report.tokens_per_second:,.0f}",
         "padding": f"{report.padding:.1%} of the computed tokens",
+        "batch tokens": f"{report.batch_tokens:,}",
+        "engine": report.engine,
     }
-    if report.batch_tokens < batch_tokens:
-        speed["batch tokens"] = f"{report.batch_tokens:,}, since memory ran out"
     if not report.complete:
         done = {"records": f"{report.read:,}", "finished earlier": f"{report.resumed:,}"}
         display.print_table("Scored its part; the last worker to finish merges all", done | speed)

@@ -1,6 +1,6 @@
-"""Records on their way to the target: read and tokenized ahead of it, then batched by length."""
+"""Records on their way to the target: read and tokenized ahead of it, a window at a time."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from threading import Event, Thread
@@ -18,8 +18,6 @@ _WINDOW_RECORDS = 2048
 _WINDOW_TOKENS = 2**20
 _WINDOWS_AHEAD = 2
 _SECONDS_BETWEEN_LOOKS = 0.2
-_MOST_PADDING = 0.04  # of a batch's tokens
-_WORTH_A_BATCH = 0.125  # of the budget
 
 
 @dataclass
@@ -97,26 +95,3 @@ def ahead(items: Callable[[], Iterator[T]]) -> Iterator[T]:
             yield item  # type: ignore[misc]
     finally:
         stopped.set()
-
-
-def by_length(samples: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
-    """Longest first: neighbours make batches with hardly any padding, and memory runs out at once or
-    not at all."""
-    return sorted(samples, key=len, reverse=True)
-
-
-def next_batch(samples: Sequence[TokenizedConversation], batch_tokens: int) -> int:
-    """How many of some samples, longest first, make a batch.
-
-    Its width times its rows stays within `batch_tokens`; a sample longer than that is a batch of its own.
-    A batch that is large enough to be worth a forward pass takes no more than a little padding.
-    """
-    width = len(samples[0])
-    count = tokens = 0
-    for sample in samples[: max(1, batch_tokens // width)]:
-        computed = width * (count + 1)
-        padding = computed - tokens - len(sample)
-        if padding > _MOST_PADDING * computed and computed > _WORTH_A_BATCH * batch_tokens:
-            break
-        count, tokens = count + 1, tokens + len(sample)
-    return count

@@ -1,11 +1,14 @@
 """What `sfdd score` can be told, and what it does when told nothing."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.conversations.config import MaskConfig
 from sfdd.errors import UsageError
+from sfdd.targets.config import LOGITS_MEMORY, BackendConfig
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,12 @@ class ScoreConfig:
         target: local directory, GGUF file, hub id, or `smollm2`.
         max_length: tokens kept of a conversation; a longer one is cut there and flagged.
         mask: what is read of a record, and which of its tokens are supervised.
-        batch_tokens: padded tokens per forward pass; a longer conversation is forwarded in pieces of it.
-        logits_memory: MiB that logits and what is computed from them may take.
         shard_index, num_shards: which part of the records this process scores, of how many; None for
             what `torchrun` says, else all of them.
         token_scores: also store the flatness of every supervised token.
         overwrite: start again instead of continuing or refusing.
+
+    The others are those of `BackendConfig`.
     """
 
     data: tuple[str, ...]
@@ -30,23 +33,28 @@ class ScoreConfig:
     run: Path = DEFAULT_RUN
     mask: MaskConfig = field(default_factory=MaskConfig)
     max_length: int = 4096
-    batch_tokens: int = 4096
-    logits_memory: int = 512
     shard_index: int | None = None
     num_shards: int | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
     token_scores: bool = False
     overwrite: bool = False
+    backend: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    batch_tokens: int | None = None
+    logits_memory: int = LOGITS_MEMORY
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    tensor_parallel_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    quantization: str | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.data:
             raise UsageError("No data set given. Name at least one file, folder or hub id.")
-        for name, least in (("max_length", 2), ("batch_tokens", 2), ("logits_memory", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}.")
+        if self.max_length < 2:
+            raise UsageError("--max-length must be at least 2.")
+        _ = self.engine  # checks its own part
         if (self.shard_index is None) != (self.num_shards is None):
             raise UsageError("--shard-index and --num-shards go together; give both.")
         if self.overwrite and (self.num_shards or 1) > 1:
@@ -54,3 +62,8 @@ class ScoreConfig:
                 "--overwrite is for one process: each of several would remove what the others did. "
                 "Remove scores.parquet and scores.partial of the run before starting them."
             )
+
+    @property
+    def engine(self) -> BackendConfig:
+        """How the target is run."""
+        return BackendConfig(**{f.name: getattr(self, f.name) for f in fields(BackendConfig)})

@@ -26,6 +26,7 @@ from sfdd.errors import ArtifactError
 log = logging.getLogger(__name__)
 
 _SHARD_NAME = re.compile(r"\d+-\d+-([0-9a-f]{32})\.parquet")
+_UNFINISHED_NAME = re.compile(rf"\.{_SHARD_NAME.pattern}\.\d+\.tmp")
 _UNREADABLE = (ArtifactError, OSError, ValueError, KeyError, pa.ArrowException)
 
 
@@ -53,8 +54,9 @@ def write_shard(folder: Path, worker: int, table: pa.Table) -> None:
 
 
 def remove_shards(run: RunDirectory) -> None:
-    """Remove what `write_shard` wrote, and the folder if nothing else is in it."""
-    for path in _shards(run):
+    """Remove what `write_shard` wrote, killed or not, and the folder if nothing else is in it."""
+    unfinished = [path for path in run.shards.glob("*") if _UNFINISHED_NAME.fullmatch(path.name)]
+    for path in [*_shards(run), *unfinished]:
         path.unlink(missing_ok=True)
     try:
         run.shards.rmdir()

@@ -3,18 +3,18 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 
 from sfdd.conversations.conversation import Conversation, Skipped, TokenizedConversation
 from sfdd.conversations.pipeline import open_sources, read_conversations
+from sfdd.conversations.records import Source
 from sfdd.conversations.rendering import ChatRenderer
 from sfdd.errors import DataError
 from sfdd.progress import Progress, ProgressCallback, silent
 from sfdd.scoring.config import ScoreConfig
-from sfdd.scoring.forward import Forward
-from sfdd.targets.transformers_target import TransformersTarget
+from sfdd.targets.backend import Backend, open_backend
 
 # The estimate comes from these many samples, drawn from all over the data, or so many seconds of them.
 _WARMUP_SAMPLES = 64
@@ -101,15 +101,27 @@ def plan(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScorePl
         DataError: not one record could be scored.
     """
     sources = open_sources(config.data, config.mask.format)
-    target = TransformersTarget.load(
-        config.target,
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
+    backend = open_backend(config.target, config.engine, config.max_length)
+    try:
+        counts, drawn = _read(sources, backend, config, on_progress)
+        if not drawn:
+            raise DataError(
+                f"None of the {counts.read} records can be scored ({_listed(counts.reasons)}). The "
+                f"first: {counts.first_reason or 'there is none'}."
+            )
+        tokens, seconds = _warm_up(backend, drawn, on_progress)
+    finally:
+        backend.close()
+    return _plan(counts, tokens, tokens / seconds)
+
+
+def _read(
+    sources: list[Source], backend: Backend, config: ScoreConfig, on_progress: ProgressCallback
+) -> tuple[_Counts, list[TokenizedConversation]]:
+    """Render everything; what it is, and a fair draw of it."""
+    renderer = ChatRenderer(
+        backend.tokenizer, backend.usable_length(config.max_length), config.mask
     )
-    config = replace(config, max_length=target.usable_length(config.max_length))
-    renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
     counts, drawn, random = _Counts(), list[TokenizedConversation](), Random(0)
     for item in read_conversations(sources, config.mask.format):
         rendered = item if isinstance(item, Skipped) else renderer.render(item)
@@ -118,14 +130,7 @@ def plan(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScorePl
         counts.add(item, rendered)
         figures = {"skipped": str(counts.read - counts.scored)}
         on_progress(Progress("reading", "records", counts.read, None, counts.num_tokens, figures))
-    if not drawn:
-        raise DataError(
-            f"None of the {counts.read} records can be scored ({_listed(counts.reasons)}). The first: "
-            f"{counts.first_reason or 'there is none'}."
-        )
-    forward = Forward(target, config.batch_tokens, config.logits_memory)
-    tokens, seconds = _warm_up(forward, drawn, on_progress)
-    return _plan(counts, tokens, tokens / seconds)
+    return counts, drawn
 
 
 def _draw(
@@ -139,13 +144,13 @@ def _draw(
 
 
 def _warm_up(
-    forward: Forward, drawn: Sequence[TokenizedConversation], on_progress: ProgressCallback
+    backend: Backend, drawn: Sequence[TokenizedConversation], on_progress: ProgressCallback
 ) -> tuple[int, float]:
     """Tokens forwarded and seconds taken, after a first sample that is not counted."""
-    list(forward(list(drawn[:1])))
+    list(backend.token_stats(drawn[:1]))
     tokens, started = 0, monotonic()
     for first in range(0, len(drawn), _WARMUP_AT_ONCE):
-        for batch, _ in forward(list(drawn[first : first + _WARMUP_AT_ONCE])):
+        for batch, _ in backend.token_stats(drawn[first : first + _WARMUP_AT_ONCE]):
             tokens += sum(map(len, batch))
         on_progress(Progress("warm-up", "samples", first, len(drawn), tokens))
         if monotonic() - started > _WARMUP_SECONDS:

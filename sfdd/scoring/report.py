@@ -23,6 +23,7 @@ class Work:
         tokens: conversation tokens forwarded, padding not counted.
         computed_tokens: padding included.
         batch_tokens: budget per batch at the end; lower than asked for if memory ran out.
+        engine: what computed, such as "transformers, float32 on cpu".
         seconds: model loading excluded.
     """
 
@@ -31,6 +32,7 @@ class Work:
     tokens: int
     computed_tokens: int
     batch_tokens: int
+    engine: str
     seconds: float
 
     @property
@@ -58,6 +60,7 @@ class ScoreReport:
         tokens_per_second: conversation tokens forwarded per second, padding not counted.
         padding: fraction of the computed tokens that was padding.
         batch_tokens: padded tokens per batch; lower than asked for if memory ran out.
+        engine: what computed, such as "transformers, float32 on cpu".
     """
 
     scores: Path
@@ -77,6 +80,7 @@ class ScoreReport:
     tokens_per_second: float
     padding: float
     batch_tokens: int
+    engine: str
 
 
 def make_report(scores: Path, work: Work) -> ScoreReport:
@@ -116,6 +120,7 @@ def _report(table: pa.Table, scores: Path, work: Work, complete: bool) -> ScoreR
         tokens_per_second=work.tokens_per_second,
         padding=work.padding,
         batch_tokens=work.batch_tokens,
+        engine=work.engine,
     )
 
 

@@ -16,14 +16,13 @@ from sfdd.errors import ArtifactError, DataError
 from sfdd.progress import Progress, ProgressCallback, silent
 from sfdd.scoring.batching import ahead, windows
 from sfdd.scoring.config import ScoreConfig
-from sfdd.scoring.forward import Forward
 from sfdd.scoring.report import ScoreReport, Work, make_report, report_of_part
 from sfdd.scoring.schema import score_schema, scored_row, skipped_row
 from sfdd.scoring.store import ScoreStore
 from sfdd.scoring.watch import Watch
 from sfdd.scoring.workers import ALONE, Worker, device_of_worker, this_worker
+from sfdd.targets.backend import Backend, open_backend
 from sfdd.targets.statistics import TokenStats
-from sfdd.targets.transformers_target import TransformersTarget
 
 T = TypeVar("T")
 
@@ -84,32 +83,31 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
     sources = open_sources(config.data, config.mask.format)
     # Locked before the target is loaded: nobody waits for that to be told that the run is in use.
     with worker.alone_at_its_part(RunDirectory(config.run)):
-        target = TransformersTarget.load(
-            config.target,
-            dtype=config.dtype,
-            device=device_of_worker(config.device),
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-        )
-        return score_with(target, sources, config, on_progress, worker)
+        device = device_of_worker(config.device, config.tensor_parallel_size or 1)
+        engine = replace(config.engine, device=device)
+        backend = open_backend(config.target, engine, config.max_length)
+        try:
+            return score_with(backend, sources, config, on_progress, worker)
+        finally:
+            backend.close()
 
 
 def score_with(
-    target: TransformersTarget,
+    backend: Backend,
     sources: list[Source],
     config: ScoreConfig,
     on_progress: ProgressCallback = silent,
     worker: Worker = ALONE,
 ) -> ScoreReport:
-    """`score` with a target and data sets that are open already, in a part of the caller's alone."""
+    """`score` with an engine and data sets that are open already, in a part of the caller's alone."""
     run = RunDirectory(config.run)
-    config = replace(config, max_length=target.usable_length(config.max_length))
-    provenance = _provenance(config, target, sources)
+    config = replace(config, max_length=backend.usable_length(config.max_length))
+    provenance = _provenance(config, backend, sources)
     schema = score_schema(config.token_scores)
     names = [source.name for source in sources]
     store = ScoreStore(run, schema, provenance, names, worker, config.overwrite)
     data = _Data(sources, worker)
-    work = _score_all(target, data, config, store, on_progress)
+    work = _score_all(backend, data, config, store, on_progress)
     if not _merge(run, store, provenance, data):
         return report_of_part(run.scores, work)
     report = make_report(run.scores, work)
@@ -123,7 +121,7 @@ def score_with(
 
 
 def _score_all(
-    target: TransformersTarget,
+    backend: Backend,
     data: _Data,
     config: ScoreConfig,
     store: ScoreStore,
@@ -131,9 +129,8 @@ def _score_all(
 ) -> Work:
     """Bring a row of every record of this worker into the store."""
     started = monotonic()
-    renderer = ChatRenderer(target.tokenizer, config.max_length, config.mask)
-    forward = Forward(target, config.batch_tokens, config.logits_memory)
-    watch = Watch(config.target, target.vocab_size)
+    renderer = ChatRenderer(backend.tokenizer, config.max_length, config.mask)
+    watch = Watch(config.target, backend.vocab_size)
     counts = _Counts()
     on_progress(counts.moment(data.share))
     try:
@@ -142,7 +139,7 @@ def _score_all(
             counts.resumed += window.resumed
             counts.skipped += len(window.skipped)
             counts.done += window.resumed + len(window.skipped)
-            for parts, stats in _whole(forward(window.samples)):
+            for parts, stats in _whole(backend.token_stats(window.samples)):
                 watch.see(stats)
                 store.add([scored_row(parts, stats)])
                 counts.done += 1
@@ -158,8 +155,9 @@ def _score_all(
         resumed=store.resumed,
         records=counts.done,
         tokens=counts.tokens,
-        computed_tokens=forward.computed_tokens,
-        batch_tokens=forward.batch_tokens,
+        computed_tokens=backend.computed_tokens,
+        batch_tokens=backend.batch_tokens,
+        engine=backend.engine,
         seconds=monotonic() - started,
     )
 
@@ -176,7 +174,7 @@ def _records(
 
 
 def _whole(
-    batches: Iterable[tuple[list[TokenizedConversation], list[TokenStats]]],
+    batches: Iterable[tuple[Sequence[TokenizedConversation], Sequence[TokenStats]]],
 ) -> Iterator[tuple[Sequence[TokenizedConversation], TokenStats]]:
     """Conversations with all their samples, in whatever batches and order those were forwarded."""
     waiting: dict[Origin, dict[int, tuple[TokenizedConversation, TokenStats]]] = {}
@@ -225,19 +223,18 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _provenance(
-    config: ScoreConfig, target: TransformersTarget, sources: list[Source]
-) -> Provenance:
+def _provenance(config: ScoreConfig, backend: Backend, sources: list[Source]) -> Provenance:
     return Provenance(
         identity={
-            **target.identity,
+            **backend.identity,
             "max_length": config.max_length,
             "loss_mask": LOSS_MASK_RULE,
             **config.mask.identity(),
             "token_scores": config.token_scores,
         },
         about={
-            "target": target.source.reference,
+            "target": backend.source.reference,
+            **backend.about,
             "data": [source.name for source in sources],
             "settings": asdict(config),
             **environment(),

@@ -73,11 +73,17 @@ def this_worker(
     return ALONE
 
 
-def device_of_worker(device: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`auto` under `torchrun` is the GPU of the process's local rank, where there are any."""
+def device_of_worker(
+    device: str, gpus: int = 1, environment: Mapping[str, str] = os.environ
+) -> str:
+    """`auto` under `torchrun` is the first of the GPUs of the process's local rank, where there are any.
+
+    Args:
+        gpus: how many each process takes.
+    """
     if device != "auto" or "LOCAL_RANK" not in environment:
         return device
     import torch
 
     count = torch.cuda.device_count()
-    return f"cuda:{int(environment['LOCAL_RANK']) % count}" if count else "auto"
+    return f"cuda:{int(environment['LOCAL_RANK']) * gpus % count}" if count else "auto"

@@ -12,7 +12,7 @@ from sfdd.errors import TargetError, UsageError
 from sfdd.targets import smollm2
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,48 @@ class TargetSource:
             )
         return model.eval().requires_grad_(False)
 
-    def fingerprint(self, model: "PreTrainedModel | None" = None) -> str:
+    @cached_property
+    def config(self) -> "PreTrainedConfig":
+        """The target's configuration, without its weights.
+
+        Raises:
+            TargetError: there is none.
+        """
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.from_pretrained(**self._location)
+        except Exception as error:
+            raise self._cannot_load("configuration", error) from error
+
+    @property
+    def weights(self) -> str:
+        """Directory or hub id of a checkpoint in safetensors files.
+
+        Raises:
+            TargetError: it is a GGUF file.
+        """
+        if "gguf_file" in self._location:
+            raise TargetError(
+                f"Target {self.name} is a GGUF file, which --backend vllm does not read. Convert it to a "
+                "safetensors directory, or use --backend transformers."
+            )
+        return str(self._location["pretrained_model_name_or_path"])
+
+    def checkpoint_dtype(self) -> str | None:
+        """What its weights are stored in, such as "bfloat16"; None where that cannot be told."""
+        if dtype := getattr(self.config.get_text_config(), "dtype", None):
+            return str(dtype).removeprefix("torch.")
+        files = sorted(self.directory.glob("*.safetensors")) if self.directory else []
+        return _dtype_of_file(files[0]) if files else None
+
+    def fingerprint(self, config: "PreTrainedConfig | None" = None) -> str:
         """Identity of the weights: a digest of the files, or the hub's commit for a hub id."""
         if (gguf := self._location.get("gguf_file")) and self.directory:
             return digest_files([self.directory / gguf])
         if self.directory:
             return digest_files([f for glob in _WEIGHT_FILES for f in self.directory.glob(glob)])
-        commit = getattr(getattr(model, "config", None), "_commit_hash", None)
+        commit = getattr(config, "_commit_hash", None)
         return digest_bytes(f"{self.name}@{commit}".encode())
 
     def _cannot_load(self, part: str, error: Exception) -> TargetError:
@@ -141,6 +176,50 @@ class TargetSource:
             f"Give a local model directory, a GGUF file, a hub id such as {smollm2.HUB_ID}, "
             f"or '{smollm2.NAME}'."
         )
+
+
+def _dtype_of_file(path: Path) -> str | None:
+    """The type of the first weight in a safetensors file that is a floating-point number."""
+    from safetensors import SafetensorError, safe_open
+
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    try:
+        with safe_open(path, "pt") as file:
+            types = (file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
+            return next((names[t] for t in types if t in names), None)
+    except (OSError, SafetensorError):
+        return None  # loading it will say what is wrong
+
+
+_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+
+
+def warn_of_lower_precision(source: TargetSource, dtype: str) -> None:
+    """Warn where a target is scored with fewer bits than its weights are stored with."""
+    stored = source.checkpoint_dtype() or dtype
+    if _BITS.get(dtype, 0) < _BITS.get(stored, 0):
+        log.warning(
+            "Target %s is stored in %s and scored in %s: its tokens' flatness shifts by about 1 %%, that "
+            "of single tokens by up to a fifth, and near the threshold other conversations may be kept. "
+            "Use --dtype %s for exact scores.",
+            source.name,
+            stored,
+            dtype,
+            stored,
+        )
+
+
+def context_length(config: "PreTrainedConfig") -> int | None:
+    """Positions a model was made for; None where its configuration does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def usable_length(max_length: int, context: int | None) -> int:
+    """`max_length`, or the target's context where that is shorter; says so."""
+    if context is None or max_length <= context:
+        return max_length
+    log.warning("Conversations are cut at %d tokens, the context of the target.", context)
+    return context
 
 
 def tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:

@@ -57,6 +57,21 @@ class TokenStats:
 
 STATISTICS = tuple(field.name for field in fields(TokenStats))
 
+# Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
+# statistics; a GPU is given more rows, since it wants few large kernels.
+_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
+# How many [rows, V] buffers of four bytes a chunk has at its peak: what the head returns, what soft
+# caps and scales make of it, its float32 copy, and the weights.
+_BUFFERS = 4
+
+
+def rows_per_chunk(device_type: str, vocab_size: int, logits_memory: int) -> int:
+    """How many rows of logits are computed at once, within `logits_memory` MiB."""
+    budget = logits_memory * 2**20 // _BUFFERS
+    chunk = min(_CHUNK_BYTES.get(device_type, 2**26), budget)
+    return max(1, chunk // (4 * vocab_size))
+
+
 # exp() of anything lower is 0 in float32; keeps 0 * -inf out of the entropy of masked vocabulary.
 _LOWEST_SHIFTED_LOGIT = -200.0
 

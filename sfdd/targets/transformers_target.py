@@ -6,7 +6,6 @@ logits never exists.
 """
 
 import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,21 +18,23 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.errors import TargetError
 from sfdd.targets.body import new_cache, run_body
-from sfdd.targets.loading import TargetSource, tokenizer_identity
-from sfdd.targets.statistics import STATISTICS, TokenStats, as_token_stats, logits_statistics
+from sfdd.targets.config import LOGITS_MEMORY
+from sfdd.targets.loading import (
+    TargetSource,
+    context_length,
+    tokenizer_identity,
+    usable_length,
+)
+from sfdd.targets.statistics import (
+    STATISTICS,
+    TokenStats,
+    as_token_stats,
+    logits_statistics,
+    rows_per_chunk,
+)
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-log = logging.getLogger(__name__)
-
-# Logits of one chunk. Small enough to stay in a CPU's last-level cache between the head and the
-# statistics; a GPU is given more rows, since it wants few large kernels.
-_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
-# How many [rows, V] buffers of four bytes a chunk has at its peak: what the head returns, what soft
-# caps and scales make of it, its float32 copy, and the weights.
-_BUFFERS = 4
-LOGITS_MEMORY = 512  # MiB
 
 
 class _ReturnStates(nn.Module):
@@ -114,7 +115,7 @@ class TransformersTarget:
     @property
     def context_length(self) -> int | None:
         """Positions the model was made for; None where its configuration does not say."""
-        return getattr(self.config, "max_position_embeddings", None)
+        return context_length(self.config)
 
     @property
     def _rope_type(self) -> str | None:
@@ -124,7 +125,7 @@ class TransformersTarget:
     def identity(self) -> Mapping[str, Any]:
         """What must be equal for two targets to give the same scores."""
         return {
-            "target": self.source.fingerprint(self.model),
+            "target": self.source.fingerprint(self.model.config),
             **tokenizer_identity(self.tokenizer),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "vocab_size": self.vocab_size,
@@ -147,17 +148,11 @@ class TransformersTarget:
     @property
     def rows_per_chunk(self) -> int:
         """How many rows of logits are computed at once, within `logits_memory` MiB."""
-        budget = self.logits_memory * 2**20 // _BUFFERS
-        chunk = min(_CHUNK_BYTES.get(self.device.type, 2**26), budget)
-        return max(1, chunk // (4 * self.vocab_size))
+        return rows_per_chunk(self.device.type, self.vocab_size, self.logits_memory)
 
     def usable_length(self, max_length: int) -> int:
         """`max_length`, or the target's context where that is shorter; says so."""
-        context = self.context_length
-        if context is None or max_length <= context:
-            return max_length
-        log.warning("Conversations are cut at %d tokens, the context of the target.", context)
-        return context
+        return usable_length(max_length, self.context_length)
 
     def token_stats(
         self,

@@ -6,24 +6,7 @@ from helpers import random_conversation
 from sfdd.conversations.conversation import Origin, Skipped
 from sfdd.errors import DataError
 from sfdd.scoring import batching
-from sfdd.scoring.batching import Window, ahead, by_length, next_batch, windows
-
-
-def sizes(lengths: list[int], batch_tokens: int) -> list[list[int]]:
-    samples = by_length([random_conversation(n, 1, seed=i) for i, n in enumerate(lengths)])
-    made = []
-    while samples:
-        count = next_batch(samples, batch_tokens)
-        made.append([len(sample) for sample in samples[:count]])
-        samples = samples[count:]
-    return made
-
-
-def test_batches_hold_every_sample_within_the_budget() -> None:
-    assert sizes([5, 90, 40, 7, 200], 100) == [[200], [90], [40], [7], [5]]
-    # A batch of an eighth of the budget may be padded; a larger one hardly.
-    assert sizes([100, 99, 97, 96, 95, 80], 1000) == [[100, 99, 97, 96, 95], [80]]
-    assert sizes([25] * 9, 100) == [[25] * 4, [25] * 4, [25]]
+from sfdd.scoring.batching import Window, ahead, windows
 
 
 def test_windows_keep_the_order_and_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:

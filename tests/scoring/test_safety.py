@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import CHATML, byte_tokenizer, save_tiny_target
 from helpers import openai, random_conversation, write_jsonl
 from safetensors.torch import load_file, save_file
@@ -17,11 +16,9 @@ from transformers import AutoTokenizer
 
 from sfdd.artifacts import RunDirectory
 from sfdd.conversations.config import MaskConfig
-from sfdd.conversations.pipeline import open_sources
 from sfdd.errors import ArtifactError, TargetError
 from sfdd.scoring.config import ScoreConfig
-from sfdd.scoring.forward import Forward, ran_out_of_memory
-from sfdd.scoring.run import ScoreReport, score, score_with
+from sfdd.scoring.run import ScoreReport, score
 from sfdd.scoring.watch import Watch
 from sfdd.targets.statistics import STATISTICS, TokenStats
 from sfdd.targets.transformers_target import TransformersTarget
@@ -67,6 +64,14 @@ class TestShards:
         report = run_score(data, tiny_directory, run)
         assert (report.read, report.scored, report.resumed) == (120, 120, 0)
         assert f"{shard} is damaged; its records are scored again" in caplog.text
+
+    def test_what_a_killed_process_was_writing_is_removed(
+        self, run: Path, data: Path, tiny_directory: Path
+    ) -> None:
+        (shard,) = (run / "scores.partial").glob("*.parquet")
+        (run / "scores.partial" / f".{shard.name}.123.tmp").write_bytes(b"PAR1")
+        assert run_score(data, tiny_directory, run).read == 120
+        assert not (run / "scores.partial").exists()
 
     def test_files_of_the_users_are_left_alone(
         self, run: Path, data: Path, tiny_directory: Path
@@ -182,94 +187,6 @@ class TestSigns:
         assert "untrained" not in caplog.text
 
 
-class TestMemory:
-    def test_a_batch_that_does_not_fit_is_halved(self, tmp_path: Path) -> None:
-        """The address space of a real process is bounded; a smaller batch fits into it."""
-        code = """
-import resource, sys
-sys.path.insert(0, "tests")
-from pathlib import Path
-from helpers import random_conversation
-from sfdd.scoring.forward import Forward
-from sfdd.targets.transformers_target import TransformersTarget
-target = TransformersTarget.load(sys.argv[1])
-samples = [random_conversation(500, 490, seed=i) for i in range(64)]
-expected = {c.id: target.token_stats([c])[0].flatness for c in samples}
-target.token_stats(samples[:2])
-size = int(Path("/proc/self/status").read_text().partition("VmSize:")[2].split()[0]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (size + 300 * 2**20, resource.RLIM_INFINITY))
-forward = Forward(target, 32_000)
-got = {c.id: s.flatness for batch, stats in forward(samples) for c, s in zip(batch, stats)}
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-assert got.keys() == expected.keys()
-assert max(abs(got[i] / expected[i] - 1).max() for i in got) < 1e-5
-print(forward.batch_tokens)
-"""
-        target = save_tiny_target(tmp_path / "wide", hidden_size=256, intermediate_size=8192)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=Path(__file__).parents[2],
-        )
-        assert done.returncode == 0, done.stderr
-        assert 64 <= int(done.stdout) <= 16_000
-        assert "Memory ran out; going on with --batch-tokens" in done.stderr
-
-    def test_the_budget_of_the_logits_reaches_the_target(
-        self, data: Path, tiny_directory: Path, tmp_path: Path
-    ) -> None:
-        target = TransformersTarget.load(str(tiny_directory))
-        config = ScoreConfig((str(data),), str(tiny_directory), tmp_path / "run", logits_memory=7)
-        score_with(target, open_sources(config.data), config)
-        assert target.logits_memory == 7
-
-    def test_what_counts_as_memory_that_ran_out(self) -> None:
-        assert ran_out_of_memory(MemoryError())
-        assert ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
-        assert not ran_out_of_memory(RuntimeError("size mismatch"))
-
-    def test_other_errors_come_out(self, tiny_target: TransformersTarget) -> None:
-        wrong = random_conversation(10, 3, seed=0, vocab_size=100_000)  # ids that do not exist
-        with pytest.raises((IndexError, RuntimeError)):
-            list(Forward(tiny_target, 100)([wrong]))
-
-    def test_logits_stay_within_their_memory(self, tmp_path: Path) -> None:
-        """152,000 tokens of vocabulary, 8,192 supervised tokens: 5 GB of logits, never there at once."""
-        code = """
-import sys
-sys.path.insert(0, "tests")
-from pathlib import Path
-from helpers import random_conversation
-from sfdd.targets import transformers_target
-transformers_target._CHUNK_BYTES["cpu"] = 2**40  # the budget alone decides
-target = transformers_target.TransformersTarget.load(sys.argv[1])
-target.logits_memory = int(sys.argv[2])
-target.token_stats([random_conversation(64, 1, seed=0)])
-sample = random_conversation(8192, 1, seed=1)
-def peak():
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
-Path("/proc/self/clear_refs").write_text("5")
-before = peak()
-target.token_stats([sample], prefill_tokens=1024)
-print(peak() - before)
-"""
-        target = save_tiny_target(
-            tmp_path / "target", vocab_size=152_000, hidden_size=16, num_attention_heads=2,
-            max_position_embeddings=8192,
-        )  # fmt: skip
-        for budget in (64, 256):
-            done = subprocess.run(
-                [sys.executable, "-c", code, str(target), str(budget)],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=Path(__file__).parents[2],
-            )
-            assert budget / 4 < float(done.stdout) < budget + 24  # and the body's activations
-
-
 def test_json_lines_of_a_long_run(data: Path, tiny_directory: Path, tmp_path: Path) -> None:
     done = sfdd(
         "from sfdd_cli import display; display._SECONDS_BETWEEN_LINES = 0.0",
@@ -283,10 +200,3 @@ def test_json_lines_of_a_long_run(data: Path, tiny_directory: Path, tmp_path: Pa
     assert 0 <= last["padding"] < 0.05
     assert last["tokens_per_second"] > 0
     assert [line["done"] for line in lines if line["event"] == "progress"][-1] == 120
-
-
-def test_padding_is_counted(tiny_target: TransformersTarget) -> None:
-    forward = Forward(tiny_target, 100)
-    samples = [random_conversation(n, 1, seed=n) for n in (50, 48, 10)]
-    assert [len(batch) for batch, _ in forward(samples)] == [2, 1]
-    assert forward.computed_tokens == 2 * 50 + 10

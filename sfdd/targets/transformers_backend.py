@@ -1,41 +1,71 @@
-"""Windows of samples through the target, in batches as large as memory allows."""
+"""The backend that runs a transformers model: batches as large as memory allows."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.errors import TargetError
-from sfdd.scoring.batching import by_length, next_batch
+from sfdd.targets.config import BATCH_TOKENS, BackendConfig
+from sfdd.targets.loading import TargetSource, warn_of_lower_precision
 from sfdd.targets.statistics import TokenStats
 from sfdd.targets.transformers_target import TransformersTarget
 
 log = logging.getLogger(__name__)
 
 _SMALLEST_BATCH = 64  # tokens
+_MOST_PADDING = 0.04  # of a batch's tokens
+_WORTH_A_BATCH = 0.125  # of the budget
 
 
-class Forward:
-    """Keeps the batch budget between windows, and counts what was computed.
+class TransformersBackend:
+    """A `Backend`; keeps the batch budget between calls.
 
     Attributes:
         batch_tokens: padded tokens per batch; halved whenever memory runs out.
         computed_tokens: padding included.
     """
 
+    name = "transformers"
+
     def __init__(
-        self, target: TransformersTarget, batch_tokens: int, logits_memory: int | None = None
+        self,
+        target: TransformersTarget,
+        batch_tokens: int = BATCH_TOKENS,
+        logits_memory: int | None = None,
     ) -> None:
         self._target = target
         if logits_memory is not None:
             target.logits_memory = logits_memory
         self.batch_tokens = batch_tokens
         self.computed_tokens = 0
+        self.source, self.tokenizer = target.source, target.tokenizer
+        self.vocab_size, self.identity = target.vocab_size, target.identity
+        dtype = self.identity["dtype"]
+        self.engine = f"{self.name}, {dtype} on {target.device}"
+        self.about: Mapping[str, Any] = {"backend": self.name, "device": str(target.device)}
+        warn_of_lower_precision(self.source, dtype)
 
-    def __call__(
-        self, samples: list[TokenizedConversation]
-    ) -> Iterator[tuple[list[TokenizedConversation], list[TokenStats]]]:
+    @classmethod
+    def load(cls, source: TargetSource, config: BackendConfig) -> "TransformersBackend":
+        """Load a target; see `TransformersTarget.load` for errors."""
+        target = TransformersTarget.load(
+            source.name,
+            dtype=config.dtype,
+            device=config.device,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=source.trust_remote_code,
+        )
+        return cls(target, config.batch_tokens or BATCH_TOKENS, config.logits_memory)
+
+    def usable_length(self, max_length: int) -> int:
+        return self._target.usable_length(max_length)
+
+    def token_stats(
+        self, samples: Sequence[TokenizedConversation]
+    ) -> Iterator[tuple[Sequence[TokenizedConversation], Sequence[TokenStats]]]:
         """Every sample with its statistics, batch by batch.
 
         A batch's results are fetched after the next one was started: a GPU is never idle between them.
@@ -58,6 +88,9 @@ class Forward:
         if waiting:
             yield waiting[0], waiting[1]()
 
+    def close(self) -> None:
+        """Nothing to end."""
+
     def _start(self, batch: list[TokenizedConversation]) -> Callable[[], list[TokenStats]] | None:
         """Begin a batch; None if memory ran out, and the budget is smaller now."""
         try:
@@ -78,6 +111,29 @@ class Forward:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return None
+
+
+def by_length(samples: Sequence[TokenizedConversation]) -> list[TokenizedConversation]:
+    """Longest first: neighbours make batches with hardly any padding, and memory runs out at once or
+    not at all."""
+    return sorted(samples, key=len, reverse=True)
+
+
+def next_batch(samples: Sequence[TokenizedConversation], batch_tokens: int) -> int:
+    """How many of some samples, longest first, make a batch.
+
+    Its width times its rows stays within `batch_tokens`; a sample longer than that is a batch of its own.
+    A batch that is large enough to be worth a forward pass takes no more than a little padding.
+    """
+    width = len(samples[0])
+    count = tokens = 0
+    for sample in samples[: max(1, batch_tokens // width)]:
+        computed = width * (count + 1)
+        padding = computed - tokens - len(sample)
+        if padding > _MOST_PADDING * computed and computed > _WORTH_A_BATCH * batch_tokens:
+            break
+        count, tokens = count + 1, tokens + len(sample)
+    return count
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
