@@ -44,9 +44,7 @@ def read(options: argparse.Namespace) -> list[TokenizedConversation]:
     return samples[: options.conversations]
 
 
-def flatness_of_top(
-    prompt_logprobs: Any, sample: TokenizedConversation, size: int
-) -> Any:
+def flatness_of_top(prompt_logprobs: Any, sample: TokenizedConversation, size: int) -> Any:
     """Flatness of each supervised token from the likeliest `TOP` tokens alone."""
     values = []
     for position in sample.loss_mask.nonzero()[0]:

@@ -13,6 +13,8 @@ from sfdd import __version__
 from sfdd.errors import SfddError
 
 from .eval import eval_draft
+from .export import export
+from .export_data import export_data
 from .filter import filter_data
 from .inspect import inspect
 from .score import score
@@ -94,4 +96,6 @@ app.command()(score)
 app.command("filter")(filter_data)
 app.command("train-draft")(train_draft)
 app.command("eval")(eval_draft)
+app.command()(export)
+app.command("export-data")(export_data)
 app.command()(inspect)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STAGES = ("scoring", "filtering", "training", "evaluation", "inspection")
+STAGES = ("scoring", "filtering", "training", "evaluation", "inspection", "export")
 # Each room may import what stands before it; the stages stand side by side.
 FLOORS = ("errors", "progress", "artifacts", "conversations", "targets", "drafters")
 OWNERS = {

@@ -17,6 +17,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("sfdd ")
 ]
+OVERWRITING = ("score", "train-draft", "export", "export-data")
 TARGETS = ("meta-llama/Llama-3.1-8B-Instruct", "smollm2")
 
 
@@ -42,12 +43,14 @@ def test_every_command_runs(folder: Path, tiny_directory: Path) -> None:
         "inspect",
         "filter",
         "train-draft",
+        "export",
+        "export-data",
         "eval",
     }
     sfdd = Path(sys.executable).with_name("sfdd")
     for command in COMMANDS:
         words = [str(tiny_directory) if w in TARGETS else w for w in shlex.split(command)[1:]]
-        if words[0] in ("score", "train-draft"):
+        if words[0] in OVERWRITING and "--check" not in words:
             words.append("--overwrite")  # the README shows several ways to make the same thing
         done = subprocess.run(
             [str(sfdd), *words],

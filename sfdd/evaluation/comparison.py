@@ -23,7 +23,7 @@ from sfdd.evaluation.report import DrafterResult, Measurement, Speed
 from sfdd.evaluation.verification import Sampling
 
 if TYPE_CHECKING:
-    from sfdd.drafters.eagle import EagleDrafter
+    from sfdd.drafters.drafter import Drafter
     from sfdd.evaluation.config import EvalConfig
     from sfdd.targets.transformers_target import TransformersTarget
 
@@ -61,7 +61,7 @@ class Comparison:
     def of(
         cls,
         target: "TransformersTarget",
-        drafters: Mapping[str, "EagleDrafter"],
+        drafters: Mapping[str, "Drafter"],
         config: "EvalConfig",
     ) -> "Comparison":
         """The baseline against some drafters, each under its name."""
@@ -69,7 +69,7 @@ class Comparison:
         def baseline(prompt_ids: Tensor, limits: Limits, sampling: Sampling) -> Decoding:
             return autoregressive_decode(target, prompt_ids, limits, sampling)
 
-        def speculative(drafter: "EagleDrafter") -> Decoder:
+        def speculative(drafter: "Drafter") -> Decoder:
             proposer, count = EagleProposer(drafter, target), config.num_speculative_tokens
 
             def decode(prompt_ids: Tensor, limits: Limits, sampling: Sampling) -> Decoding:

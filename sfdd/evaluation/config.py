@@ -26,8 +26,8 @@ class EvalConfig:
         max_new_tokens: per response.
         seed: of the sampling at temperature > 0 and of the untrained drafter's weights.
         limit: prompts read from each file; None reads all.
-        untrained: also measure a freshly initialised drafter, the floor of any training; without a
-            drafter in the run it is measured alone.
+        untrained: also measure a freshly initialised drafter of the same kind, the floor of any
+            training; without a drafter in the run one of EAGLE is measured alone.
     """
 
     prompts: tuple[Path, ...]

@@ -72,10 +72,10 @@ def autoregressive_decode(
 ) -> Decoding:
     """One forward pass of the target per token."""
     cache = new_cache()
-    _, token = _advance(target, prompt_ids, cache, sampling)  # [1]
+    token, _ = _advance(target, prompt_ids, cache, sampling)  # [1]
     tokens = token.tolist()
     while limits.room(tokens):
-        _, token = _advance(target, token, cache, sampling)
+        token, _ = _advance(target, token, cache, sampling)
         tokens += token.tolist()
     return Decoding(tuple(tokens))
 
@@ -94,17 +94,17 @@ def speculative_decode(
     The response is distributed as that of `autoregressive_decode`; at temperature 0 it is equal,
     unless two logits are so close that the order of floating-point sums decides between them.
     """
-    cache = new_cache()
-    hidden, token = _advance(target, prompt_ids, cache, sampling)  # [P, H], [1]
+    cache, layers = new_cache(), proposer.aux_layers
+    token, states = _advance(target, prompt_ids, cache, sampling, layers)  # [1], [P, H]
     certain = torch.cat([prompt_ids[1:], token])  # [P]
     tokens, proposed, accepted = token.tolist(), [], []
     proposer.begin(sampling)
     while (room := limits.room(tokens)) > 1:
-        draft = proposer.propose(certain, hidden, min(num_speculative_tokens, room - 1))  # k tokens
+        draft = proposer.propose(certain, states, min(num_speculative_tokens, room - 1))  # k tokens
         chain = torch.cat([certain[-1:], draft.tokens])  # [k + 1]
-        hidden = target.hidden_states(chain[None], cache=cache)[0]  # [k + 1, H]
+        hidden, states = _read(target, chain, cache, layers)  # [k + 1, H] each
         certain = verify(draft, target.logits(hidden), sampling)  # [a + 1]
-        hidden = hidden[: len(certain)]  # [a + 1, H]
+        states = states[: len(certain)]  # [a + 1, H]
         forget(cache, len(chain) - len(certain))
 
         emitted = limits.cut(certain.tolist())
@@ -112,15 +112,27 @@ def speculative_decode(
         proposed.append(len(draft.tokens))
         accepted.append(min(len(emitted), len(certain) - 1))
     if room:
-        _, token = _advance(target, certain[-1:], cache, sampling)
+        token, _ = _advance(target, certain[-1:], cache, sampling)
         tokens += token.tolist()
     return Decoding(tuple(tokens), tuple(proposed), tuple(accepted))
 
 
 def _advance(
-    target: "TransformersTarget", ids: Tensor, cache: "Cache", sampling: Sampling
-) -> tuple[Tensor, Tensor]:  # [T] -> [T, H], [1]
-    """Read some tokens; their hidden states and the token that follows. Only one row has logits."""
-    hidden = target.hidden_states(ids[None], cache=cache)[0]
+    target: "TransformersTarget",
+    ids: Tensor,  # [T]
+    cache: "Cache",
+    sampling: Sampling,
+    aux_layers: tuple[int, ...] = (),
+) -> tuple[Tensor, Tensor]:  # [1], [T, H]
+    """Read some tokens; the one that follows, and the states of `_read`. Only one row has logits."""
+    hidden, states = _read(target, ids, cache, aux_layers)
     token, _ = sampling.draw(target.logits(hidden[-1:]))
-    return hidden, token
+    return token, states
+
+
+def _read(
+    target: "TransformersTarget", ids: Tensor, cache: "Cache", aux_layers: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:  # [T] -> [T, H], [T, H or A * H]
+    """Hidden states of some tokens: those that the target's head reads, and those a proposer reads."""
+    hidden, aux = target.hidden_and_aux_states(ids[None], cache=cache, aux_layers=aux_layers)
+    return hidden[0], hidden[0] if aux is None else aux[0]

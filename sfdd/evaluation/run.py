@@ -16,7 +16,8 @@ from sfdd.artifacts import (
     environment,
     write_text,
 )
-from sfdd.drafters.eagle import EagleDrafter, read_provenance, target_mismatch
+from sfdd.drafters.drafter import Drafter, read_provenance, target_mismatch
+from sfdd.drafters.loading import load_drafter, new_drafter, untrained_like
 from sfdd.errors import DataError, UsageError
 from sfdd.evaluation.comparison import Comparison
 from sfdd.evaluation.config import EvalConfig
@@ -26,6 +27,8 @@ from sfdd.progress import Progress, ProgressCallback, silent
 from sfdd.targets.transformers_target import TransformersTarget
 
 log = logging.getLogger(__name__)
+
+_ALONE = "eagle"  # the kind of an untrained drafter with no trained one beside it
 
 
 def evaluate(config: EvalConfig, progress: ProgressCallback = silent) -> EvalReport:
@@ -81,12 +84,16 @@ def _load_target(config: EvalConfig, recorded: Provenance | None) -> Transformer
 
 def _load_drafters(
     config: EvalConfig, directory: Path | None, target: TransformersTarget
-) -> Mapping[str, EagleDrafter]:
+) -> Mapping[str, Drafter]:
     drafters = {}
     if directory:
-        drafters[DRAFTER] = EagleDrafter.load(directory, target)
+        drafters[DRAFTER] = load_drafter(directory, target)
     if config.untrained:
-        drafters[UNTRAINED] = EagleDrafter.for_target(target, config.seed)
+        drafters[UNTRAINED] = (
+            untrained_like(drafters[DRAFTER], target, config.seed)
+            if drafters
+            else new_drafter(_ALONE, target, seed=config.seed)
+        )
     for drafter in drafters.values():
         drafter.eval()
         # In the target's dtype, as engines run it; rotary frequencies, buffers, stay float32.

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.errors import TargetError
-from sfdd.targets.body import new_cache, run_body
+from sfdd.targets.body import ReturnStates, new_cache, recorded_layers, run_body
 from sfdd.targets.config import LOGITS_MEMORY
 from sfdd.targets.loading import (
     TargetSource,
@@ -35,15 +34,6 @@ from sfdd.targets.statistics import (
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-
-class _ReturnStates(nn.Module):
-    """Stands in for the body of a model whose hidden states are known already."""
-
-    def forward(
-        self, input_ids: None = None, *_: Any, inputs_embeds: Tensor, **__: Any
-    ) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 class TransformersTarget:
@@ -65,7 +55,7 @@ class TransformersTarget:
         # The model's own forward minus its body: logit scaling and soft-capping included, for every
         # architecture, without knowing any.
         self._head = copy.copy(model)
-        self._head._modules = {**model._modules, prefix: _ReturnStates()}
+        self._head._modules = {**model._modules, prefix: ReturnStates()}
         self.logits_memory = LOGITS_MEMORY
 
     @classmethod
@@ -139,6 +129,20 @@ class TransformersTarget:
     ) -> Tensor:
         """Last hidden states [B, T, H], after the final norm: what the head reads; see `run_body`."""
         return run_body(self._body, input_ids=input_ids, attention_mask=attention_mask, cache=cache)
+
+    def hidden_and_aux_states(
+        self,
+        input_ids: Tensor,  # [B, T]
+        attention_mask: Tensor | None = None,  # [B, T], 1 = token
+        cache: "Cache | None" = None,
+        aux_layers: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """`hidden_states`, and the residual streams after `aux_layers` side by side [B, T, A * H]."""
+        if not aux_layers:
+            return self.hidden_states(input_ids, attention_mask, cache), None
+        with recorded_layers(self._body, aux_layers) as after:
+            hidden = self.hidden_states(input_ids, attention_mask, cache)
+        return hidden, torch.cat([after[i] for i in aux_layers], dim=-1)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Hidden states [N, H] -> float32 logits [N, V], post-processed as the model itself does."""

@@ -1,77 +1,92 @@
-"""From conversations and the target's hidden states to what a drafter reads and must predict.
+"""From conversations to what a forward pass is given: rectangles of tokens, weights and hidden states."""
 
-The one module that knows EAGLE's shift. At position t a drafter reads the embedding of token t+1 and the
-hidden state h_t, and predicts h_{t+1}; the head turns that into the distribution of token t+2. So a
-position counts in the loss where token t+2 is supervised, and the first two tokens of a conversation
-can never be learnt.
-"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.training.objectives import SHIFT
+from sfdd.training.states import States
 
-_SHIFT = 2
+# The fewest tokens that a draft step can be computed for.
+_SHORTEST = SHIFT + 1
+
+Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float32]]
+# The loss weight of each token of a conversation: float32 [T], read where the token is supervised.
+TokenWeights: TypeAlias = Callable[[TokenizedConversation], Floats]
+
+
+def equal_weights(conversation: TokenizedConversation) -> Floats:
+    """Every token counts as one."""
+    return np.ones(len(conversation), np.float32)
 
 
 @dataclass(frozen=True)
-class DraftBatch:
-    """Aligned inputs and targets of a drafter, T-2 positions for padded conversations of T tokens."""
+class Batch:
+    """Some conversations and the target's view of them, padded on the right, on one device."""
 
-    embeddings: Tensor  # [B, T-2, H], of token t+1
-    hidden_states: Tensor  # [B, T-2, H], h_t
-    target_states: Tensor  # [B, T-2, H], h_{t+1}
-    mask: Tensor  # bool [B, T-2], True where token t+2 is supervised
-
-    def with_noise(self, noise: Tensor) -> "DraftBatch":
-        """The same with `noise` [B, T-2, H] on what is read, not on what is to be predicted."""
-        return replace(self, hidden_states=self.hidden_states + noise)
-
-
-def draft_batch(
-    input_ids: Tensor,  # [B, T]
-    loss_mask: Tensor,  # bool [B, T]
-    hidden_states: Tensor,  # [B, T, H], of the target for input_ids
-    embedding: nn.Module,
-) -> DraftBatch:
-    """Align right-padded conversations with the target's hidden states for them."""
-    return DraftBatch(
-        embeddings=embedding(input_ids[:, 1:-1]),
-        hidden_states=hidden_states[:, :-2],
-        target_states=hidden_states[:, 1:-1],
-        mask=loss_mask[:, _SHIFT:],
-    )
-
-
-def learnable_tokens(conversation: TokenizedConversation) -> int:
-    """How many supervised tokens of a conversation count in the loss."""
-    return int(conversation.loss_mask[_SHIFT:].sum())
+    input_ids: Tensor  # int64 [B, T]
+    loss_mask: Tensor  # bool [B, T], False on padding
+    weights: Tensor  # float32 [B, T], loss weight of each token, 0 on padding
+    hidden_states: Tensor  # [B, T, H], the target's last ones, after its final norm
+    aux_states: Tensor | None  # [B, T, A * H], after each of the drafter's aux layers side by side
 
 
 @dataclass(frozen=True)
 class PaddedTokens:
     """Some conversations as rectangular tensors, padded on the right."""
 
-    input_ids: Tensor  # [B, T]
+    input_ids: Tensor  # int64 [B, T]
     loss_mask: Tensor  # bool [B, T], False on padding
-    lengths: Tensor  # [B]
+    weights: Tensor  # float32 [B, T], 0 on padding
+
+
+def learnable_tokens(conversation: TokenizedConversation) -> int:
+    """How many supervised tokens of a conversation count in the loss."""
+    return int(conversation.loss_mask[SHIFT:].sum())
+
+
+def loss_weight(conversation: TokenizedConversation, weights: TokenWeights) -> float:
+    """What a conversation adds to the weight by which the sum of losses is divided."""
+    learnt = weights(conversation)[SHIFT:][conversation.loss_mask[SHIFT:]]
+    return float(learnt.sum(dtype=np.float64))
 
 
 def pad(
-    conversations: Sequence[TokenizedConversation], device: torch.device, width: int = 0
+    conversations: Sequence[TokenizedConversation],
+    weights: TokenWeights = equal_weights,
+    width: int = _SHORTEST,
 ) -> PaddedTokens:
     """Pad to the longest of the conversations, or to `width` where that is more.
 
-    Padding is token 0 and is never attended to: attention is causal.
+    Padding is token 0 and is never attended to: attention is causal. No conversations at all make one row
+    of padding, which weighs nothing: a process with nothing to do must still take part in the step.
     """
-    width = max(width, *map(len, conversations))
-    input_ids = torch.zeros(len(conversations), width, dtype=torch.int64)
-    loss_mask = torch.zeros(len(conversations), width, dtype=torch.bool)
+    width = max([width, *map(len, conversations)])
+    rows = max(1, len(conversations))
+    input_ids = torch.zeros(rows, width, dtype=torch.int64)
+    loss_mask = torch.zeros(rows, width, dtype=torch.bool)
+    of_tokens = torch.zeros(rows, width)
     for row, conversation in enumerate(conversations):
-        input_ids[row, : len(conversation)] = torch.from_numpy(conversation.input_ids)
-        loss_mask[row, : len(conversation)] = torch.from_numpy(conversation.loss_mask)
-    lengths = torch.tensor([len(conversation) for conversation in conversations])
-    return PaddedTokens(input_ids.to(device), loss_mask.to(device), lengths)
+        tokens = slice(len(conversation))
+        input_ids[row, tokens] = torch.from_numpy(conversation.input_ids)
+        loss_mask[row, tokens] = torch.from_numpy(conversation.loss_mask)
+        of_tokens[row, tokens] = torch.from_numpy(weights(conversation))
+    return PaddedTokens(input_ids, loss_mask, of_tokens)
+
+
+def make_batch(
+    conversations: Sequence[TokenizedConversation],
+    weights: TokenWeights,
+    states: States,
+    device: torch.device,
+) -> Batch:
+    """What the drafter is trained on, or measured on, in one forward pass."""
+    tokens = pad(conversations, weights)
+    input_ids = tokens.input_ids.to(device)
+    hidden, aux = states.read(conversations, input_ids)
+    return Batch(input_ids, tokens.loss_mask.to(device), tokens.weights.to(device), hidden, aux)

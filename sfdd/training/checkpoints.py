@@ -2,7 +2,7 @@
 
     drafter/config.json, model.safetensors, provenance.json   the finished drafter, provenance last
     drafter/training_log.jsonl
-    drafter/checkpoints/step-N/                               while it is being trained; the last two
+    drafter/checkpoints/step-N/                               the newest ones, and the best one measured
 
 A checkpoint is a drafter directory itself, so it can be evaluated as it is, plus the optimizer's moments
 and the log so far. Nothing else has a state: see `schedule`.
@@ -10,31 +10,41 @@ and the log so far. Nothing else has a state: see `schedule`.
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sfdd.artifacts import Provenance, atomic_path, write_text
-from sfdd.drafters.eagle import EagleDrafter, read_provenance
+from sfdd.drafters.drafter import Drafter, read_provenance
+from sfdd.drafters.loading import load_drafter
 from sfdd.errors import ArtifactError, DrafterError
 from sfdd.targets.transformers_target import TransformersTarget
+from sfdd.training.distributed import part_like, whole
 from sfdd.training.log import TrainingLog
 
 LOG = "training_log.jsonl"
 _CHECKPOINTS = "checkpoints"
 _MOMENTS = "optimizer.safetensors"
 _DRAFTER = ("provenance.json", "config.json", "model.safetensors")
-_KEEP = 2
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint holds besides the drafter: the optimizer's moments and the log's lines."""
+
+    moments: Mapping[str, Tensor]
+    lines: list[dict[str, object]]
 
 
 class Checkpoints:
     """The checkpoints of one drafter directory."""
 
-    def __init__(self, drafter: Path) -> None:
-        self.root = drafter / _CHECKPOINTS
+    def __init__(self, drafter: Path, keep: int = 2) -> None:
+        self.root, self._keep = drafter / _CHECKPOINTS, keep
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, in order."""
@@ -47,58 +57,71 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        drafter: EagleDrafter,
-        optimizer: Optimizer,
+        drafter: Drafter,
+        moments: Mapping[str, Tensor],
         log: TrainingLog,
         provenance: Provenance,
     ) -> None:
-        """Write the checkpoint of `step`, then remove all but the last two.
+        """Write the checkpoint of `step`, if it is not there.
+
+        Args:
+            moments: of the optimizer, see `moments_of`.
 
         Raises:
             ArtifactError: it cannot be written.
+            DrafterError: the weights are not finite.
         """
-        if step not in self.steps():
-            self._remove_unfinished()
-            staging = self.root / f".step-{step}"
-            drafter.save(staging, provenance)
-            with atomic_path(staging / _MOMENTS) as temporary:
-                temporary.write_bytes(save(_moments(drafter, optimizer)))
-            write_text(staging / LOG, log.to_text())
-            try:
-                staging.rename(self.path(step))
-            except OSError as error:
-                raise ArtifactError(f"Cannot write {self.path(step)}: {error.strerror}.") from error
-        for old in self.steps()[:-_KEEP]:
-            shutil.rmtree(self.path(old))
+        if step in self.steps():
+            return
+        self._remove_unfinished()
+        staging = self.root / f".step-{step}"
+        drafter.save(staging, provenance)
+        with atomic_path(staging / _MOMENTS) as temporary:
+            temporary.write_bytes(save(dict(moments)))
+        write_text(staging / LOG, log.to_text())
+        try:
+            staging.rename(self.path(step))
+        except OSError as error:
+            raise ArtifactError(f"Cannot write {self.path(step)}: {error.strerror}.") from error
 
-    def restore(
-        self, step: int, drafter: EagleDrafter, optimizer: Optimizer, target: TransformersTarget
-    ) -> list[dict[str, object]]:
-        """Fill `drafter` and `optimizer` from the checkpoint of `step`; gives the log's lines.
+    def note(self, step: int, log: TrainingLog) -> None:
+        """Bring what was measured after `step` into its checkpoint, if there is one."""
+        if step in self.steps():
+            write_text(self.path(step) / LOG, log.to_text())
+
+    def prune(self, best: int | None) -> None:
+        """Remove all but the newest, and the best one."""
+        for step in self.steps()[: -self._keep]:
+            if step != best:
+                shutil.rmtree(self.path(step))
+
+    def restore(self, step: int, drafter: Drafter, target: TransformersTarget) -> Restored:
+        """Fill `drafter` from the checkpoint of `step`; gives the rest.
 
         Raises:
             ArtifactError: the checkpoint is damaged.
         """
         path = self.path(step)
         try:
-            saved = EagleDrafter.load(path, target)
+            saved = load_drafter(path, target)
             moments = load_file(path / _MOMENTS)
-            _set_moments(drafter, optimizer, moments)
+            if wanting := set(_moment_names(drafter)) - set(moments):
+                raise ValueError(f"{_MOMENTS} lacks {min(wanting)}")
             lines = TrainingLog.parse((path / LOG).read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, SafetensorError, DrafterError) as error:
             raise ArtifactError(
                 f"Checkpoint {path} is damaged ({error}). "
                 "Delete it to go on from an earlier one, or start again with --overwrite."
             ) from error
-        # Not `saved` itself: its config.json does not record how the target computes attention.
         drafter.load_state_dict(saved.state_dict())
-        return lines
+        return Restored(moments, lines)
 
-    def remove(self) -> None:
-        """Remove all checkpoints, and nothing that is not one."""
+    def remove(self, but: int | None = None) -> None:
+        """Remove all checkpoints, except one if it is to stay, and nothing that is not one."""
         self._remove_unfinished()
         for step in self.steps():
-            shutil.rmtree(self.path(step))
+            if step != but:
+                shutil.rmtree(self.path(step))
         if self.root.is_dir() and not any(self.root.iterdir()):
             self.root.rmdir()
 
@@ -107,22 +130,29 @@ class Checkpoints:
             shutil.rmtree(path)
 
 
-def _moments(drafter: EagleDrafter, optimizer: Optimizer) -> dict[str, Tensor]:
+_MOMENTS_OF_EACH = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _moment_names(module: nn.Module) -> list[str]:
+    return [f"{name}.{key}" for name, _ in module.named_parameters() for key in _MOMENTS_OF_EACH]
+
+
+def moments_of(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of an AdamW, on the CPU; every process that has a shard of it must ask for it."""
     return {
-        f"{name}.{key}": value.detach().cpu().contiguous()
-        for name, parameter in drafter.named_parameters()
+        f"{name}.{key}": whole(value).detach().cpu().contiguous()
+        for name, parameter in module.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
 
 
-def _set_moments(
-    drafter: EagleDrafter, optimizer: Optimizer, moments: Mapping[str, Tensor]
-) -> None:
-    for name, parameter in drafter.named_parameters():
+def set_moments(module: nn.Module, optimizer: Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Inverse of `moments_of`."""
+    for name, parameter in module.named_parameters():
         optimizer.state[parameter] = {
             "step": moments[f"{name}.step"],  # AdamW keeps it on the CPU
-            "exp_avg": moments[f"{name}.exp_avg"].to(parameter.device),
-            "exp_avg_sq": moments[f"{name}.exp_avg_sq"].to(parameter.device),
+            "exp_avg": part_like(parameter, moments[f"{name}.exp_avg"]),
+            "exp_avg_sq": part_like(parameter, moments[f"{name}.exp_avg_sq"]),
         }
 
 

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
-from sfdd.drafters.eagle import target_mismatch
+from sfdd.drafters.drafter import target_mismatch
 from sfdd.errors import ArtifactError, DataError, UsageError
 from sfdd.training.batches import learnable_tokens
 from sfdd.training.config import TrainConfig
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+
+Ints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 # More held-out conversations would cost time at every epoch and hardly sharpen the figures.
 _MOST_HELD_OUT = 256
@@ -162,6 +164,15 @@ def split(conversations: Sequence[TokenizedConversation], held_out: float, seed:
         [c for c, content in pairs if content not in chosen],
         [c for c, content in pairs if content in chosen],
     )
+
+
+def supervised_counts(conversations: Sequence[TokenizedConversation], vocab_size: int) -> Ints:
+    """How often each token is supervised. int64 [V]"""
+    counts = np.zeros(vocab_size, np.int64)
+    for conversation in conversations:
+        learnt = conversation.input_ids[conversation.loss_mask]
+        counts += np.bincount(learnt, minlength=vocab_size)
+    return counts
 
 
 def digest_conversations(conversations: Sequence[TokenizedConversation]) -> str:

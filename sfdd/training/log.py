@@ -18,10 +18,18 @@ class TrainingLog:
     Checkpoints keep a copy, and a run that continues restores it: a step stands there once.
     """
 
-    def __init__(self, path: Path, lines: Iterable[dict[str, Any]] = ()) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, lines: Iterable[dict[str, Any]] = (), writes: bool = True
+    ) -> None:
+        """Start with some lines.
+
+        Args:
+            writes: False to keep the lines in memory alone: of several processes one writes.
+        """
+        self.path, self._writes = path, writes
         self.lines = list(lines)
-        write_text(path, self.to_text())
+        if writes:
+            write_text(path, self.to_text())
 
     @classmethod
     def parse(cls, text: str) -> list[dict[str, Any]]:
@@ -38,27 +46,39 @@ class TrainingLog:
     @property
     def held_out(self) -> dict[int, HeldOutScores]:
         """The measurements, by the number of steps done before them."""
-        names = HeldOutScores.__dataclass_fields__
         return {
-            line["step"]: HeldOutScores(**{name: line[name] for name in names})
+            line["step"]: HeldOutScores.from_json(line)
             for line in self.lines
             if line["kind"] == _HELD_OUT
         }
 
     @property
+    def best(self) -> int | None:
+        """The step after which the estimated acceptance length was highest, the later of equal ones."""
+        trained = {step: scores for step, scores in self.held_out.items() if step}
+        return max(trained, key=lambda step: (trained[step].acceptance_length, step), default=None)
+
+    @property
+    def loss_scale(self) -> float:
+        """Of float16 after the last step; see `precision`."""
+        return float(self.steps[-1].get("loss_scale", 1.0))
+
+    @property
     def seconds(self) -> float:
         return float(sum(line["seconds"] for line in self.lines))
 
-    def add_step(self, step: int, **values: float) -> None:
+    def add_step(self, step: int, **values: Any) -> None:
         """Log the step that was the `step`-th, counted from 1."""
         self._append({"kind": _STEP, "step": step, **values})
 
     def add_held_out(self, step: int, scores: HeldOutScores, seconds: float) -> None:
         """Log a measurement made after `step` steps."""
-        self._append({"kind": _HELD_OUT, "step": step, **vars(scores), "seconds": seconds})
+        self._append({"kind": _HELD_OUT, "step": step, **scores.to_json(), "seconds": seconds})
 
     def _append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
+        if not self._writes:
+            return
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -1,255 +1,278 @@
 """The training loop: step by step, and where it may stop and go on."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
-import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from sfdd.artifacts import Provenance, RunDirectory
 from sfdd.conversations.conversation import TokenizedConversation
-from sfdd.drafters.eagle import EagleDrafter
+from sfdd.drafters.drafter import Drafter
 from sfdd.errors import DrafterError
 from sfdd.progress import Progress, ProgressCallback
 from sfdd.targets.transformers_target import TransformersTarget
-from sfdd.training.batches import DraftBatch, draft_batch, pad
+from sfdd.training.batches import Batch, make_batch
 from sfdd.training.checkpoints import LOG, Checkpoints
 from sfdd.training.config import TrainConfig
-from sfdd.training.data import Split
+from sfdd.training.distributed import ALONE, Ranks
+from sfdd.training.failure import REMEDY, NotFinite
+from sfdd.training.learner import Learner
 from sfdd.training.log import TrainingLog
-from sfdd.training.losses import DraftLosses, draft_losses
-from sfdd.training.report import HeldOutScores, TrainReport, loss_at_ends
-from sfdd.training.schedule import BatchPlan, cut, learning_rate_factor, uniform_noise
-
-_BETAS = (0.9, 0.95)  # of AdamW, as in EAGLE
-_REMEDY = (
-    "Lower --learning-rate, use --dtype float32, or remove the conversations, and start again with "
-    "--overwrite."
-)
-_IDS_NAMED = 8  # conversations named in a message
+from sfdd.training.measuring import measure_held_out
+from sfdd.training.report import TrainReport, loss_at_ends
+from sfdd.training.schedule import BatchPlan, learning_rate_factor, uniform_noise
+from sfdd.training.states import require_finite_states, states_dtype
+from sfdd.training.steps import Step, Steps
+from sfdd.training.stopping import Stopping
+from sfdd.training.supply import Supply
+from sfdd.training.trackers import NoTracker, Tracker
 
 
-@dataclass(frozen=True)
-class _Means:
-    """Sums over batches of what is averaged over supervised tokens."""
-
-    hidden: float = 0.0
-    token: float = 0.0
-    top1: float = 0.0
-    count: int = 0
-
-    def plus(self, losses: DraftLosses, count: int) -> "_Means":
-        return _Means(
-            self.hidden + losses.hidden.item() * count,
-            self.token + losses.token.item() * count,
-            self.top1 + losses.top1_agreement.item() * count,
-            self.count + count,
-        )
+class _OutOfTimeError(Exception):
+    """The hours given are over, and a checkpoint is there."""
 
 
 class Trainer:
-    """A training run in progress: a drafter, its optimizer, the number of steps done, and the log."""
+    """A training run in progress: the number of steps done, what they left behind, and the log."""
 
     def __init__(
         self,
         config: TrainConfig,
         target: TransformersTarget,
-        data: Split,
+        drafter: Drafter,
+        supply: Supply,
         provenance: Provenance,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.target, self.data, self.provenance = config, target, data, provenance
+        """Start with an untrained drafter, or take up the newest checkpoint.
+
+        Raises:
+            ArtifactError: the checkpoint is damaged.
+        """
+        self.config, self.target, self.supply = config, target, supply
+        self.provenance, self.ranks = provenance, ranks
         directory = RunDirectory(config.run).drafter
-        self.checkpoints = Checkpoints(directory)
-        # Evaluation mode: dropout would draw random numbers that a checkpoint does not hold.
-        self.drafter = EagleDrafter.for_target(target, config.seed).eval()
-        self.optimizer = torch.optim.AdamW(
-            self.drafter.parameters(),
-            lr=config.learning_rate,
-            betas=_BETAS,
-            weight_decay=config.weight_decay,
-        )
+        self.checkpoints = Checkpoints(directory, config.keep_checkpoints)
         self.plan = BatchPlan(
-            [len(c) for c in data.training],
+            [len(c) for c in supply.data.training],
             batch_tokens=config.batch_tokens,
             epochs=config.epochs,
             seed=config.seed,
             max_steps=config.max_steps,
         )
-        steps = self.checkpoints.steps()
-        self.step = self.resumed = steps[-1] if steps else 0
-        lines = (
-            self.checkpoints.restore(self.step, self.drafter, self.optimizer, target)
-            if steps
-            else ()
-        )
-        self.log = TrainingLog(directory / LOG, lines)
+        dealing = (supply.weights, ranks.count, config.tokens_at_once)
+        self.steps = Steps(self.plan, supply.data.training, *dealing)
+        self._held_out = Step.of(supply.data.held_out, *dealing) if supply.data.held_out else None
+        self.step = self.resumed = max(self.checkpoints.steps(), default=0)
+        restored = self.checkpoints.restore(self.step, drafter, target) if self.step else None
+        self.learner = Learner(drafter, target, config, ranks)
+        self.log = TrainingLog(directory / LOG, restored.lines if restored else (), ranks.is_first)
+        if restored:
+            self.learner.restore(restored.moments, self.log.loss_scale)
+        dtype = states_dtype(config.states_dtype, target)
+        self._kind_of_states = (drafter.aux_layers, dtype)
+        self.tracker: Tracker = NoTracker()
         self._tokens = 0  # in this process
-        self._between_steps = True
+        self._stopping = Stopping(ranks, None)
 
-    def run(self, on_progress: ProgressCallback) -> None:
-        """Train to the end, measuring before, after every epoch and at the end."""
-        total = self.plan.total_steps
-        to_measure = {0, *self.plan.epoch_ends, total} if self.data.held_out else set()
-        to_measure -= set(self.log.held_out)
-        try:
-            while True:
-                if self.step in to_measure:
-                    self._measure_held_out(on_progress)
-                if self.step == total:
-                    return
-                self._train_step(on_progress)
-                if self.step % self.config.checkpoint_every == 0 or self.step == total:
-                    self._save_checkpoint()
-        except KeyboardInterrupt:
-            # Within an update the weights are neither those of this step nor of the next.
-            if self._between_steps and self.step:
-                self._save_checkpoint()
-            raise
+    def run(
+        self,
+        on_progress: ProgressCallback,
+        tracker: Tracker | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """Train to the end, measuring before, after every epoch and at the end; or until time is up.
+
+        Args:
+            deadline: by `time.monotonic`.
+        """
+        ends = {*self.plan.epoch_ends, len(self.steps)}
+        measured_at = {0, *ends} if self._held_out else set()
+        self.tracker = tracker or NoTracker()
+        self._stopping = Stopping(self.ranks, deadline)
+        with self._stopping:
+            try:
+                while True:
+                    if self.step in measured_at - self.log.held_out.keys():
+                        self._measure_held_out(on_progress)
+                    if self.step == len(self.steps):
+                        return
+                    self._train_step(on_progress)
+                    if self.step % self.config.checkpoint_every == 0 or self.step in ends:
+                        self._save_checkpoint()
+                    self._stop_if_asked()
+            except _OutOfTimeError:
+                return
 
     def report(self) -> TrainReport:
-        steps = self.log.steps
+        steps, measured = self.log.steps, self.log.held_out
         first_loss, last_loss = loss_at_ends(steps)
         tokens = sum(line["tokens"] for line in steps)
+        vocabulary = self.learner.drafter.draft_to_target
         return TrainReport(
             drafter=self.log.path.parent,
+            method=self.config.method,
             steps=self.step,
+            total_steps=len(self.steps),
             epochs=self.plan.epoch_of(self.step - 1) + 1,
-            conversations=len({c.origin for c in self.data.training}),
-            held_out_conversations=len({c.origin for c in self.data.held_out}),
+            conversations=len({c.origin for c in self.supply.data.training}),
+            held_out_conversations=len({c.origin for c in self.supply.data.held_out}),
             tokens=tokens,
             supervised_tokens=sum(line["supervised_tokens"] for line in steps),
             first_loss=first_loss,
             last_loss=last_loss,
-            held_out_before=self.log.held_out.get(0),
-            held_out_after=self.log.held_out.get(self.step),
+            held_out_before=measured.get(0),
+            held_out_after=measured.get(self.step),
             seconds=self.log.seconds,
             tokens_per_second=tokens / self.log.seconds,
+            draft_vocab_size=None if vocabulary is None else len(vocabulary),
+            best_step=self._better_than_the_last(),
         )
+
+    def save(self, provenance: Provenance) -> None:
+        """Write the drafter as it is now into its directory; every process must ask for it."""
+        drafter = self.learner.whole_drafter()
+        if self.ranks.is_first:
+            drafter.save(self.log.path.parent, provenance)
+        self.ranks.wait()
 
     def _train_step(self, on_progress: ProgressCallback) -> None:
         started = time.perf_counter()
-        conversations = [self.data.training[i] for i in self.plan.batch(self.step)]
-        batch = self._draft_batch(conversations)
-        losses = self._losses(batch.with_noise(self._noise(batch, conversations)))
-        loss = self._total(losses)
-        norm = self._backward(loss)
-        _require_finite(loss, norm, self.step, conversations)
-        learning_rate = self._set_learning_rate()
-
-        self._between_steps = False
-        self.optimizer.step()
+        step = self.steps[self.step]
+        sums, norm = self.learner.gradients(step, self._inputs)
+        if bad := NotFinite.among(step, sums, norm):
+            raise self._stopped_by(bad)
+        factor = learning_rate_factor(self.step, len(self.steps), self.config.warmup)
+        learning_rate = self.config.learning_rate * factor
+        self.learner.update(learning_rate)
         self.step += 1
+        self.learner.scale.after_step(self.step)
+        values = {
+            "loss": sums.loss / step.weight,
+            **{f"{name}_loss": value / step.weight for name, value in sums.parts.items()},
+            "top1_agreement": sums.agreement[0],
+            "learning_rate": learning_rate,
+            "gradient_norm": norm,
+            **self.learner.scale.figures(),
+        }
+        seconds = time.perf_counter() - started
         self.log.add_step(
             self.step,
             epoch=self.plan.epoch_of(self.step - 1) + 1,
-            loss=loss.item(),
-            hidden_loss=losses.hidden.item(),
-            token_loss=losses.token.item(),
-            top1_agreement=losses.top1_agreement.item(),
-            learning_rate=learning_rate,
-            gradient_norm=norm.item(),
-            tokens=sum(map(len, conversations)),
-            supervised_tokens=int(batch.mask.sum()),
-            seconds=time.perf_counter() - started,
+            **values,
+            tokens=step.tokens,
+            supervised_tokens=step.supervised_tokens,
+            seconds=seconds,
         )
-        self._between_steps = True
-        self._tokens += sum(map(len, conversations))
-        on_progress(self._progress(loss, losses))
+        self._track("train", values | {"tokens_per_second": step.tokens / seconds})
+        self._tokens += step.tokens
+        on_progress(self._progress(values))
 
-    def _noise(
-        self, batch: DraftBatch, conversations: Sequence[TokenizedConversation]
-    ) -> Tensor:  # [B, T-2, H]
-        lengths = torch.tensor([len(c) for c in conversations])
-        width, seed = self.config.noise, self.config.seed
-        return uniform_noise(batch.hidden_states, lengths, width=width, seed=seed, step=self.step)
-
-    def _backward(self, loss: Tensor) -> Tensor:
-        """Gradients of the drafter, clipped; gives their norm before that."""
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return clip_grad_norm_(self.drafter.parameters(), self.config.max_grad_norm)
-
-    def _set_learning_rate(self) -> float:
-        factor = learning_rate_factor(self.step, self.plan.total_steps, self.config.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * factor
-        return self.config.learning_rate * factor
-
-    def _draft_batch(self, conversations: Sequence[TokenizedConversation]) -> DraftBatch:
-        """The target's view of some conversations, in float32."""
-        tokens = pad(conversations, self.target.device)
-        # Not inference_mode: autograd keeps these tensors for the backward pass.
-        with torch.no_grad():
-            hidden = self.target.hidden_states(tokens.input_ids).float()  # [B, T, H]
-            return draft_batch(tokens.input_ids, tokens.loss_mask, hidden, self.target.embedding)
-
-    def _losses(self, batch: DraftBatch) -> DraftLosses:
-        predicted = self.drafter(batch.embeddings, batch.hidden_states)  # [B, T-2, H]
-        return draft_losses(
-            predicted[batch.mask],
-            batch.target_states[batch.mask],
-            self.target.logits,
-            self.target.rows_per_chunk,
+    def _inputs(self, step: Step, places: Sequence[int]) -> tuple[Batch, Tensor | None]:
+        """What the drafter reads of a micro-batch; what it will read next is fetched meanwhile."""
+        batch = self._batch(step.at(places))
+        mine = step.dealt[self.ranks.index]
+        if places is mine[-1] and self.step + 1 < len(self.steps):
+            self.supply.states.expect(self.steps[self.step + 1].micro_batches(self.ranks.index))
+        width = self.config.noise_width
+        if not width or not places:
+            return batch, None
+        return batch, uniform_noise(
+            batch.hidden_states if batch.aux_states is None else batch.aux_states,
+            [len(c) for c in step.at(places)],
+            places,
+            width=width,
+            seed=self.config.seed,
+            step=self.step,
         )
 
-    def _total(self, losses: DraftLosses) -> Tensor:
-        return losses.total(self.config.hidden_loss_weight, self.config.token_loss_weight)
+    def _batch(self, conversations: Sequence[TokenizedConversation]) -> Batch:
+        supply = self.supply
+        return make_batch(conversations, supply.weights, supply.states, self.target.device)
 
     def _measure_held_out(self, on_progress: ProgressCallback) -> None:
-        held_out, started = self.data.held_out, time.perf_counter()
-        lengths = [len(c) for c in held_out]
-        order = sorted(range(len(held_out)), key=lengths.__getitem__)
-        means, done, tokens = _Means(), 0, 0
-        for rows in cut(order, lengths, self.config.batch_tokens):
-            with torch.no_grad():
-                batch = self._draft_batch([held_out[i] for i in rows])
-                means = means.plus(self._losses(batch), int(batch.mask.sum()))
-            done, tokens = done + len(rows), tokens + sum(lengths[i] for i in rows)
-            on_progress(Progress("held-out", "conversations", done, len(held_out), tokens))
-        hidden, token = means.hidden / means.count, means.token / means.count
-        config = self.config
-        scores = HeldOutScores(
-            loss=config.hidden_loss_weight * hidden + config.token_loss_weight * token,
-            hidden_loss=hidden,
-            token_loss=token,
-            top1_agreement=means.top1 / means.count,
+        assert self._held_out
+        started = time.perf_counter()
+        scores = measure_held_out(
+            self.learner.objective,
+            self._held_out,
+            self._batch,
+            self.ranks,
+            self._stop_if_asked,
+            on_progress,
         )
         if not isfinite(scores.loss):
             raise DrafterError(
-                f"Training stopped: the held-out loss after step {self.step} is {scores.loss}. {_REMEDY}"
+                f"Training stopped: the held-out loss after step {self.step} is {scores.loss}. {REMEDY}"
             )
         self.log.add_held_out(self.step, scores, time.perf_counter() - started)
+        agreement = {f"agreement_{k}": rate for k, rate in enumerate(scores.agreement, start=1)}
+        self._track(
+            "held_out",
+            {"loss": scores.loss, **scores.losses, **agreement, "tau": scores.acceptance_length},
+        )
+        if self.ranks.is_first:
+            self.checkpoints.note(self.step, self.log)
+            self.checkpoints.prune(self.log.best)
 
     def _save_checkpoint(self) -> None:
-        self.checkpoints.save(self.step, self.drafter, self.optimizer, self.log, self.provenance)
+        """Every process must ask for it; one writes."""
+        drafter, moments = self.learner.whole_drafter(), self.learner.moments()
+        if self.ranks.is_first:
+            self.checkpoints.save(self.step, drafter, moments, self.log, self.provenance)
+            self.checkpoints.prune(self.log.best)
+        self.tracker.flush()
 
-    def _progress(self, loss: Tensor, losses: DraftLosses) -> Progress:
+    def _stop_if_asked(self) -> None:
+        """Leave with a checkpoint where a signal came or time is up; every process must ask."""
+        reason = self._stopping.reason(progressed=self.step > self.resumed)
+        if not reason:
+            return
+        if self.step:
+            self._save_checkpoint()
+        self.ranks.wait()  # one that left earlier might have the others ended before all is saved
+        if self._stopping.is_time(reason):
+            raise _OutOfTimeError
+        self._stopping.give_way(reason)
+
+    def _stopped_by(self, bad: NotFinite) -> DrafterError:
+        """Save the state before this step, and explain."""
+        for conversation in bad.conversations:
+            require_finite_states(self.target, conversation, *self._kind_of_states)
+        kept = ""
+        if self.step:
+            try:
+                self._save_checkpoint()
+                kept = str(self.checkpoints.path(self.step))
+            except DrafterError:  # the weights are not finite either
+                kept = ""
+            self.ranks.wait()
+        return DrafterError(bad.message(self.step + 1, kept))
+
+    def _better_than_the_last(self) -> int | None:
+        best, measured = self.log.best, self.log.held_out
+        last = measured.get(len(self.steps))
+        if best is None or last is None:
+            return None
+        return best if measured[best].acceptance_length > last.acceptance_length else None
+
+    def _track(self, group: str, values: Mapping[str, float]) -> None:
+        self.tracker.add(self.step, {f"{group}/{name}": value for name, value in values.items()})
+
+    def _progress(self, values: Mapping[str, float]) -> Progress:
+        figures = {
+            "loss": f"{values['loss']:.4g}",
+            "agreement": f"{values['top1_agreement']:.1%}",
+        }
+        if measured := self.log.held_out:
+            figures["tau"] = f"{measured[max(measured)].acceptance_length:.2f}"
         return Progress(
             stage="training",
             unit="steps",
             done=self.step,
-            total=self.plan.total_steps,
+            total=len(self.steps),
             tokens=self._tokens,
-            figures={
-                "loss": f"{loss.item():.4g}",
-                "agreement": f"{losses.top1_agreement.item():.1%}",
-            },
+            figures=figures,
             resumed=self.resumed,
         )
-
-
-def _require_finite(
-    loss: Tensor, norm: Tensor, step: int, conversations: Sequence[TokenizedConversation]
-) -> None:
-    for name, value in (("loss", loss), ("gradient", norm)):
-        if not torch.isfinite(value):
-            few = ", ".join(c.id for c in conversations[:_IDS_NAMED])
-            more = len(conversations) - _IDS_NAMED
-            ids = f"{few} and {more} more" if more > 0 else few
-            raise DrafterError(
-                f"Training stopped: the {name} of step {step + 1} is {value.item()}, "
-                f"in the conversations {ids}. {_REMEDY}"
-            )

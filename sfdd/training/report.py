@@ -7,36 +7,64 @@ from typing import Any
 
 # The first and the last training loss are means over this part of the steps at each end.
 _END_FRACTION = 0.1
+_MEASURED = ("held_out_before", "held_out_after")
 
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """Means over the supervised tokens of the held-out conversations.
+    """What the held-out conversations say of a drafter.
 
     Attributes:
-        loss: the weighted sum that training minimises, without noise.
-        hidden_loss: SmoothL1 between predicted and target hidden states.
-        token_loss: cross-entropy in nats against the target's distribution.
-        top1_agreement: fraction of tokens whose likeliest guess is the target's own.
+        loss: what training minimises, without noise, per supervised token (times its weight).
+        losses: what it is made of, by name: `hidden_loss` and `token_loss` of EAGLE, `step_0_loss` … of
+            EAGLE-3.
+        agreement: of the first so many drafts from a position, how often all are the target's own
+            choice. [S]
+        acceptance_length: estimated tau of greedy drafts of S tokens: 1 + the sum of `agreement`.
     """
 
     loss: float
-    hidden_loss: float
-    token_loss: float
-    top1_agreement: float
+    losses: Mapping[str, float]
+    agreement: tuple[float, ...]
+    acceptance_length: float
+
+    @property
+    def top1_agreement(self) -> float:
+        """How often the likeliest first draft is the target's own choice."""
+        return self.agreement[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, the losses beside the others."""
+        return {
+            "loss": self.loss,
+            **self.losses,
+            "top1_agreement": self.top1_agreement,
+            "agreement": list(self.agreement),
+            "acceptance_length": self.acceptance_length,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "HeldOutScores":
+        """Inverse of `to_json`, whatever else stands there."""
+        losses = {name: loss for name, loss in value.items() if name.endswith("_loss")}
+        return cls(value["loss"], losses, tuple(value["agreement"]), value["acceptance_length"])
 
 
 @dataclass(frozen=True)
 class TrainReport:
-    """A finished training run.
+    """A training run, finished or stopped when its time was up.
 
     Attributes:
+        steps: done, of `total_steps`.
         conversations: trained on; `held_out_conversations` come on top.
         tokens: read over all epochs, padding excluded.
         supervised_tokens: those of `tokens` that counted in the loss.
         first_loss, last_loss: training loss per supervised token over the first and the last tenth of
             the steps, at least one.
-        held_out_before, held_out_after: None where nothing was held out.
+        held_out_before, held_out_after: None where nothing was held out, or not measured yet.
+        draft_vocab_size: tokens that the drafter can draft; None for the target's.
+        best_step: the step whose checkpoint is kept besides, since its estimated acceptance length was
+            higher than at the end; None where it was not.
         seconds: steps and held-out measurements, over every process that worked on the run.
         skipped: records that could not be used, by reason.
         truncated: conversations cut at the maximum length.
@@ -44,7 +72,9 @@ class TrainReport:
     """
 
     drafter: Path
+    method: str
     steps: int
+    total_steps: int
     epochs: int
     conversations: int
     held_out_conversations: int
@@ -56,20 +86,31 @@ class TrainReport:
     held_out_after: HeldOutScores | None
     seconds: float
     tokens_per_second: float
+    draft_vocab_size: int | None = None
+    best_step: int | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     truncated: int = 0
     already_finished: bool = False
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether no step is left."""
+        return self.steps == self.total_steps
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        return asdict(self) | {"drafter": str(self.drafter)}
+        measured = {
+            name: scores.to_json() if (scores := getattr(self, name)) else None
+            for name in _MEASURED
+        }
+        return asdict(self) | {"drafter": str(self.drafter)} | measured
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], drafter: Path) -> "TrainReport":
         """A finished run's report, read back from the directory `drafter`."""
         measured = {
-            name: HeldOutScores(**value[name]) if value[name] else None
-            for name in ("held_out_before", "held_out_after")
+            name: HeldOutScores.from_json(value[name]) if value[name] else None
+            for name in _MEASURED
         }
         return cls(**{**value, **measured, "drafter": drafter, "already_finished": True})
 

@@ -1,7 +1,7 @@
 """What varies from step to step, as a function of the seed and the step alone.
 
 Nothing here has a state, so a checkpoint holds no random generator and no scheduler: a run continued at
-step 700 sees what an uninterrupted one sees there.
+step 700 sees what an uninterrupted one sees there, with however many processes and micro-batches.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class BatchPlan:
         self._seed = seed
         self._max_steps = max_steps
         self.epochs = epochs
-        self._epoch = lru_cache(maxsize=1)(self._make_epoch)
+        self._epoch = lru_cache(maxsize=2)(self._make_epoch)  # two: the next step is looked up, too
 
     @cached_property
     def epoch_ends(self) -> list[int]:
@@ -85,6 +85,29 @@ def cut(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> list
     return batches
 
 
+def deal(lengths: Sequence[int], ranks: int, micro_batch_tokens: int) -> list[list[list[int]]]:
+    """Divide conversations of these lengths among processes and micro-batches.
+
+    Every process gets the same number of micro-batches, and no more than the budget asks for; they are
+    about equal in size, and the last may be empty.
+
+    Returns:
+        For each process and each of its micro-batches, indices into `lengths`.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    rounds = -(-len(cut(order, lengths, micro_batch_tokens)) // ranks)
+    too_small, enough = 0, micro_batch_tokens
+    while enough - too_small > 1:  # the smallest budget that takes no more of them
+        budget = (too_small + enough) // 2
+        if len(cut(order, lengths, budget)) <= rounds * ranks:
+            enough = budget
+        else:
+            too_small = budget
+    micro_batches = cut(order, lengths, enough)
+    micro_batches += [[] for _ in range(rounds * ranks - len(micro_batches))]
+    return [micro_batches[rank::ranks] for rank in range(ranks)]
+
+
 def learning_rate_factor(step: int, total: int, warmup: float) -> float:
     """Rises to 1 over the first `warmup` of the `total` steps, then falls linearly to 1/rest."""
     warmup_steps = min(round(warmup * total), total - 1)
@@ -93,16 +116,33 @@ def learning_rate_factor(step: int, total: int, warmup: float) -> float:
     return (total - step) / (total - warmup_steps)
 
 
-def uniform_noise(like: Tensor, lengths: Tensor, *, width: float, seed: int, step: int) -> Tensor:
+def uniform_noise(
+    like: Tensor,
+    lengths: Sequence[int],
+    places: Sequence[int],
+    *,
+    width: float,
+    seed: int,
+    step: int,
+) -> Tensor:
     """EAGLE's noise: uniform, wider for short conversations, whose states are fewer.
 
+    That of a conversation depends on its place in the step alone, not on the micro-batch it is in.
+
     Args:
-        like: [B, T, H], whose shape, type and device the noise takes.
-        lengths: [B], tokens of each conversation.
+        like: [B, T, H], whose shape and device the noise takes.
+        lengths: tokens of each conversation. [B]
+        places: where each stands in the step. [B]
         width: of a conversation of 512 tokens.
+
+    Returns:
+        float32 [B, T, H], 0 on padding.
     """
-    number = int(np.random.SeedSequence([_NOISE, seed, step]).generate_state(1, np.uint64)[0])
-    generator = torch.Generator(like.device).manual_seed(number)
-    random = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-    scale = width * _NOISE_LENGTH / lengths.to(like.device)  # [B]
-    return ((random - 0.5) * scale[:, None, None]).to(like.dtype)
+    noise = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    for row, (length, place) in enumerate(zip(lengths, places, strict=True)):
+        seeds = np.random.SeedSequence([_NOISE, seed, step, place])
+        generator = torch.Generator(like.device)
+        generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+        noise[row, :length].uniform_(-0.5, 0.5, generator=generator)
+        noise[row, :length] *= width * _NOISE_LENGTH / length
+    return noise

@@ -73,7 +73,7 @@ def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_real_signal_amid_training_then_the_same_command_again(
     sent: signal.Signals, tmp_path: Path, arguments: list[str], run: Run
 ) -> None:
@@ -84,8 +84,8 @@ def test_a_real_signal_amid_training_then_the_same_command_again(
     stdout, stderr = process.communicate(timeout=60)
     assert stdout == ""
     assert "Traceback" not in stderr
-    if sent == signal.SIGINT:
-        assert process.returncode == 130
+    if sent != signal.SIGKILL:
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[sent]
         assert stderr.endswith(
             "Interrupted. What was finished is kept: run the same command again to continue.\n"
         )
@@ -109,6 +109,7 @@ def test_summary_on_stdout_next_command_on_stderr(
     lines = result.stdout.splitlines()
     assert lines[0] == f"Trained {tmp_path}/run/drafter"
     assert [line.split("  ")[1] for line in lines[1:]] == [
+        "method",
         "conversations",
         "held out",
         "skipped",
@@ -118,6 +119,7 @@ def test_summary_on_stdout_next_command_on_stderr(
         "training loss",
         "held-out loss",
         "held-out top-1 agreement",
+        "held-out tau, estimated",
         "time",
     ]
     assert result.stderr.endswith(f"Next: sfdd eval --run {tmp_path}/run\n")
@@ -213,6 +215,73 @@ def test_output_in_the_way(tmp_path: Path, arguments: list[str], run: Run) -> No
         f"Error: Cannot write to {tmp_path}/run/drafter: Not a directory. "
         "Choose another place with --run.\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--method", "eagle3", "--aux-layers", "low,high"],
+            "--aux-layers is 'low,high'; write numbers of layers with commas between, such as 2,15,27.",
+        ),
+        (
+            ["--method", "eagle3", "--aux-layers", "1,9"],
+            "--aux-layers is 1,9; it must be 2 different layers of the target, from 1 to 2.",
+        ),
+        (
+            ["--aux-layers", "1,2"],
+            "--aux-layers is for --method eagle3, and the method is eagle. Leave one of them out.",
+        ),
+        (
+            ["--fsdp"],
+            "--fsdp shards the drafter over several processes, and this is one. Start sfdd with "
+            "'torchrun --nproc-per-node N', or leave --fsdp out.",
+        ),
+    ],
+)
+def test_mistakes_about_methods(
+    options: list[str], message: str, tmp_path: Path, arguments: list[str], run: Run
+) -> None:
+    result = run(*arguments, *options, "--run", str(tmp_path / "run"))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {message}\n")
+
+
+def test_eagle3_by_its_options(tmp_path: Path, arguments: list[str], run: Run) -> None:
+    options = ["--method", "eagle3", "--aux-layers", "2, 1", "--draft-vocab-size", "8"]
+    options += ["--ttt-steps", "3", "--loss", "lk", "--cache", str(tmp_path / "cache"), "--json"]
+    options += ["--precision", "bf16", "--keep-checkpoints", "1", "--tracker", "none"]
+    result = run(*arguments, *options, "--run", str(tmp_path / "run"), "--epochs", "1")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["method"], report["draft_vocab_size"]) == ("eagle3", 8)
+    assert len(report["held_out_after"]["agreement"]) == 5
+    drafter = json.loads((tmp_path / "run/drafter/config.json").read_text())
+    assert drafter["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert drafter["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    assert drafter["draft_vocab_size"] == 8
+    identity = json.loads((tmp_path / "run/drafter/provenance.json").read_text())["identity"]
+    assert identity["aux_layers"] == [1, 2]
+    assert (identity["ttt_steps"], identity["loss"], identity["precision"]) == (3, "lk", "bf16")
+
+
+def test_a_draft_vocabulary_is_no_larger_than_the_tokens_there_are(
+    tmp_path: Path, arguments: list[str], run: Run
+) -> None:
+    """Ten digits, the space and the end-of-turn token."""
+    options = ["--method", "eagle3", "--run", str(tmp_path / "run"), "--max-steps", "1"]
+    result = run(*arguments, *options)
+    assert "draft vocabulary          12 tokens" in result.stdout
+
+
+def test_time_that_is_up_says_how_to_go_on(tmp_path: Path, arguments: list[str], run: Run) -> None:
+    command = [*arguments, "--run", str(tmp_path / "run")]
+    result = run(*command, "--max-hours", "1e-9")
+    assert result.exit_code == 124
+    assert result.stdout.startswith(f"Not finished: {tmp_path}/run/drafter\n")
+    assert "Stopped after --max-hours 1e-09, at step 1 of " in result.stderr
+    assert result.stderr.endswith(": run the same command again to continue.\n")
+    assert run(*command, "--max-steps", "5").exit_code == 1  # another training
+    assert run(*command).exit_code == 0
 
 
 def test_changed_setting_is_refused(tmp_path: Path, arguments: list[str], run: Run) -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sfdd.drafters.eagle import EagleDrafter
+from sfdd.drafters.drafter import Drafter
+from sfdd.drafters.layer import token_embeddings
+from sfdd.drafters.loading import METHODS, new_drafter
 from sfdd.evaluation.decoding import (
     Decoding,
     Limits,
@@ -39,8 +41,11 @@ def generate(target: TransformersTarget, prompt_ids: Tensor, count: int) -> list
     return output[0, len(prompt_ids) :].tolist()
 
 
-def untrained(target: TransformersTarget) -> EagleProposer:
-    return EagleProposer(EagleDrafter.for_target(target).eval(), target)
+def untrained(target: TransformersTarget, method: str = "eagle") -> EagleProposer:
+    """EAGLE-3 can draft two of three tokens."""
+    every = torch.arange(target.vocab_size)
+    chosen = every[every % 3 > 0] if method == "eagle3" else None
+    return EagleProposer(new_drafter(method, target, draft_to_target=chosen).eval(), target)
 
 
 @dataclass
@@ -51,16 +56,17 @@ class Scripted:
     vocab_size: int
     script: list[int]
     calls: list[tuple[list[int], tuple[int, ...], int]] = field(default_factory=list)
+    aux_layers: tuple[int, ...] = ()
 
     def begin(self, sampling: Sampling) -> None:
         self.position = 0
         self.calls.clear()
 
-    def propose(self, tokens: Tensor, hidden_states: Tensor, count: int) -> Draft:
+    def propose(self, tokens: Tensor, states: Tensor, count: int) -> Draft:
         # All but the last of the first call's tokens are the prompt's.
         self.position += len(tokens) if self.calls else 1
         right = self.script[len(self.calls)]
-        self.calls.append((tokens.tolist(), tuple(hidden_states.shape), count))
+        self.calls.append((tokens.tolist(), tuple(states.shape), count))
         chain = torch.tensor(self.response[self.position : self.position + count])
         chain[right:] = (chain[right:] + 1) % self.vocab_size
         return Draft(chain)
@@ -108,21 +114,36 @@ def test_a_scripted_pattern_gives_exact_counts(
     ]
 
 
+def states_of(
+    target: TransformersTarget, proposer: Scripted | EagleProposer, sequence: Tensor
+) -> Tensor:  # [T, H or A * H]
+    """What a proposer is to be given for a sequence [T], in one forward pass."""
+    hidden, aux = target.hidden_and_aux_states(sequence[None], aux_layers=proposer.aux_layers)
+    return hidden[0] if aux is None else aux[0]
+
+
+@pytest.mark.parametrize("aux_layers", [(), (1,), (1, 2)])
 def test_the_proposer_is_given_the_targets_true_hidden_states(
-    tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int]
+    tiny_target: TransformersTarget,
+    prompt_ids: Tensor,
+    response: list[int],
+    aux_layers: tuple[int, ...],
 ) -> None:
     seen: list[Tensor] = []
 
     class Keeping(Scripted):
-        def propose(self, tokens: Tensor, hidden_states: Tensor, count: int) -> Draft:
-            seen.append(hidden_states)
-            return super().propose(tokens, hidden_states, count)
+        def propose(self, tokens: Tensor, states: Tensor, count: int) -> Draft:
+            seen.append(states)
+            return super().propose(tokens, states, count)
 
-    proposer = Keeping(response, tiny_target.vocab_size, [3, 0, 2, 1, 0, 4, 0, 0])
+    script = [3, 0, 2, 1, 0, 4, 0, 0]
+    proposer = Keeping(response, tiny_target.vocab_size, script, aux_layers=aux_layers)
     speculative_decode(tiny_target, proposer, prompt_ids, Limits(20), GREEDY)
     kept = torch.cat(seen)
+    assert kept.shape[-1] == max(1, len(aux_layers)) * tiny_target.hidden_size
     sequence = torch.cat([prompt_ids, torch.tensor(response)])[: len(kept)]
-    torch.testing.assert_close(kept, tiny_target.hidden_states(sequence[None])[0])
+    expected = states_of(tiny_target, proposer, sequence)
+    torch.testing.assert_close(kept, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_accepted_stop_token_ends_the_response(
@@ -172,26 +193,30 @@ def test_a_draft_never_exceeds_what_may_still_be_emitted(
     assert decoding == Decoding(tuple(response[:max_new_tokens]), proposed, accepted)
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("text", ["Hi", "Why is the sky blue?", "Viết một bài thơ."])
 def test_greedy_decoding_equals_generate_on_a_tiny_target(
-    tiny_target: TransformersTarget, text: str, count: int
+    tiny_target: TransformersTarget, text: str, count: int, method: str
 ) -> None:
     prompt_ids = encode(tiny_target, text)
     limits = Limits(24, stop_token_ids(tiny_target))
     expected = generate(tiny_target, prompt_ids, 24)
     baseline = autoregressive_decode(tiny_target, prompt_ids, limits, GREEDY)
     drafted = speculative_decode(
-        tiny_target, untrained(tiny_target), prompt_ids, limits, GREEDY, count
+        tiny_target, untrained(tiny_target, method), prompt_ids, limits, GREEDY, count
     )
     assert list(baseline.tokens) == expected
     assert list(drafted.tokens) == expected
     assert drafted.acceptance.num_drafts > 5
 
 
-def test_greedy_decoding_equals_generate_on_smollm2(smollm2: TransformersTarget) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_decoding_equals_generate_on_smollm2(
+    smollm2: TransformersTarget, method: str
+) -> None:
     """Real prompts; the proposer drafts with an untrained drafter, so nearly all is rejected."""
-    proposer = untrained(smollm2)
+    proposer = untrained(smollm2, method)
     for prompt in read_prompts([EVAL_PROMPTS], limit=3):
         prompt_ids = encode(smollm2, prompt.turns[0])
         limits = Limits(16, stop_token_ids(smollm2))
@@ -212,16 +237,18 @@ def test_accepted_chains_change_nothing_on_smollm2(smollm2: TransformersTarget) 
         assert drafted.acceptance.num_accepted > 0
 
 
+@pytest.mark.parametrize("method", METHODS)
 def test_cached_chains_equal_recomputation(
-    tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int]
+    tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int], method: str
 ) -> None:
     """Whatever was drafted before, a chain depends only on the certain tokens and hidden states."""
-    drafter = EagleDrafter.for_target(tiny_target).eval()
+    chosen = torch.arange(0, 260, 2) if method == "eagle3" else None
+    drafter = new_drafter(method, tiny_target, draft_to_target=chosen).eval()
     proposer = EagleProposer(drafter, tiny_target)
     sequence = torch.cat([prompt_ids, torch.tensor(response)])
     certain = sequence[1:]
     with torch.inference_mode():
-        hidden = tiny_target.hidden_states(sequence[None])[0]
+        states = states_of(tiny_target, proposer, sequence)
         for _ in range(2):  # the second conversation starts afresh
             proposer.begin(Sampling.seeded(1.0, 0, tiny_target.device))
             start = 0
@@ -230,31 +257,35 @@ def test_cached_chains_equal_recomputation(
                 (len(prompt_ids) + 3, 1),
                 (len(sequence) - 9, 5),
             ):
-                draft = proposer.propose(certain[start:end], hidden[start:end], count)
-                expected = _recompute(drafter, tiny_target, certain[:end], hidden[:end], draft)
+                draft = proposer.propose(certain[start:end], states[start:end], count)
+                expected = _recompute(drafter, tiny_target, certain[:end], states[:end], draft)
                 torch.testing.assert_close(draft.probabilities, expected)
                 start = end
 
 
 def _recompute(
-    drafter: EagleDrafter, target: TransformersTarget, tokens: Tensor, hidden: Tensor, draft: Draft
+    drafter: Drafter, target: TransformersTarget, tokens: Tensor, states: Tensor, draft: Draft
 ) -> Tensor:  # [k, V]
-    rows = []
-    for token in draft.tokens:
-        predicted = drafter(target.embedding(tokens)[None], hidden[None])[0, -1:]
-        rows.append(target.logits(predicted))
-        tokens, hidden = torch.cat([tokens, token[None]]), torch.cat([hidden, predicted])
-    return torch.cat(rows).softmax(-1)
+    """The drafts' distributions without a cache: everything is computed anew for each token."""
+    rows = torch.full((len(draft.tokens), target.vocab_size), -torch.inf)
+    drafted = slice(None) if drafter.draft_to_target is None else drafter.draft_to_target
+    states = drafter.fuse(states[None])
+    for row, token in zip(rows, draft.tokens, strict=True):
+        last = drafter(token_embeddings(target.embedding, tokens)[None], states)[:, -1:]
+        row[drafted] = drafter.head(target)(drafter.normed(last[0]))[0]
+        assert row[token] > -torch.inf
+        tokens, states = torch.cat([tokens, token[None]]), torch.cat([states, last], dim=1)
+    return rows.softmax(-1)
 
 
-def test_what_a_drafter_has_learnt_is_accepted(
+def test_what_eagle_has_learnt_is_accepted(
     tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int]
 ) -> None:
     """Trained on one response by EAGLE's alignment, written out here: (x[t+1], h[t]) -> h[t+1]."""
     sequence = torch.cat([prompt_ids, torch.tensor(response)])
     hidden = tiny_target.hidden_states(sequence[None])  # [1, T, H]
     embeddings = tiny_target.embedding(sequence[None])  # [1, T, H]
-    drafter = EagleDrafter.for_target(tiny_target)
+    drafter = new_drafter("eagle", tiny_target)
     optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)
     for _ in range(300):
         predicted = drafter(embeddings[:, 1:-1], hidden[:, :-2])[0]  # [T - 2, H]
@@ -272,14 +303,45 @@ def test_what_a_drafter_has_learnt_is_accepted(
     assert acceptance.num_accepted > 1.5 * acceptance.num_drafts
 
 
+def test_what_eagle3_has_learnt_is_accepted(
+    tiny_target: TransformersTarget, prompt_ids: Tensor, response: list[int]
+) -> None:
+    """Trained on one response by its alignment, written out here: (x[t+1], aux[t]) -> x[t+2], then from
+    its own state of that step: (x[t+2], state[t]) -> x[t+3]."""
+    sequence = torch.cat([prompt_ids, torch.tensor(response)])
+    chosen = sequence.unique()
+    drafter = new_drafter("eagle3", tiny_target, draft_to_target=chosen)
+    proposer = EagleProposer(drafter, tiny_target)
+    read = states_of(tiny_target, proposer, sequence)[None, :-2]
+    embeddings = tiny_target.embedding(sequence[None, 1:-1])  # [1, T - 2, H]
+    drafts = torch.searchsorted(chosen, sequence)
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=1e-2)
+    for _ in range(200):
+        first, own = drafter.draft_step(embeddings, drafter.fuse(read), [])
+        second, _ = drafter.draft_step(embeddings[:, 1:], first[:, :-1], [own])
+        loss = sum(
+            cross_entropy(drafter.head(tiny_target)(drafter.normed(states[0])), wanted)
+            for states, wanted in ((first, drafts[2:]), (second, drafts[3:]))
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    decoding = speculative_decode(tiny_target, proposer, prompt_ids, Limits(38), GREEDY, 2)
+    assert list(decoding.tokens) == response[:38]
+    assert decoding.acceptance.mean_accepted > 1.8
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_sampled_tokens_are_distributed_as_the_targets_own(
-    target_of_8_tokens: TransformersTarget, p_value: Callable[[Tensor, Tensor], float]
+    target_of_8_tokens: TransformersTarget,
+    p_value: Callable[[Tensor, Tensor], float],
+    method: str,
 ) -> None:
     """Temperature 1, chains of two: the second and third token of many responses, jointly."""
     target, draws = target_of_8_tokens, 800
     prompt_ids = torch.tensor([1, 5, 2])
-    drafter = EagleDrafter.for_target(target).eval()
-    proposer, sampling = EagleProposer(drafter, target), Sampling.seeded(1.0, 0, target.device)
+    proposer, sampling = untrained(target, method), Sampling.seeded(1.0, 0, target.device)
     counts, accepted = torch.zeros(8, 8), 0
     for _ in range(draws):
         decoding = speculative_decode(target, proposer, prompt_ids, Limits(4), sampling, 2)

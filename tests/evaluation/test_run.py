@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sfdd.artifacts import Provenance, RunDirectory
-from sfdd.drafters.eagle import EagleDrafter
+from sfdd.drafters.drafter import Drafter
+from sfdd.drafters.loading import METHODS, new_drafter
 from sfdd.errors import DataError, DrafterError, UsageError
 from sfdd.evaluation.comparison import BASELINE, Comparison
 from sfdd.evaluation.config import EvalConfig
@@ -36,7 +37,7 @@ def config(tmp_path: Path, tiny_target: TransformersTarget) -> EvalConfig:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     provenance = Provenance(tiny_target.identity, {"target": tiny_target.source.name})
-    EagleDrafter.for_target(tiny_target, seed=1).save(tmp_path / "run/drafter", provenance)
+    new_drafter("eagle", tiny_target, seed=1).save(tmp_path / "run/drafter", provenance)
     return EvalConfig((prompts,), run=tmp_path / "run", max_new_tokens=12, seed=0)
 
 
@@ -68,6 +69,38 @@ def test_counts_add_up_and_the_report_is_kept(config: EvalConfig) -> None:
     assert about["settings"]["max_new_tokens"] == 9
     assert about["drafter_provenance"]["about"]["target"] == about["target"]
     assert "torch" in about["versions"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_kind_is_the_one_that_the_drafter_says(
+    config: EvalConfig,
+    tiny_target: TransformersTarget,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The untrained one beside it too: same layers, same vocabulary."""
+    chosen = torch.arange(0, 260, 2) if method == "eagle3" else None
+    provenance = Provenance(tiny_target.identity, {"target": tiny_target.source.name})
+    new_drafter(method, tiny_target, seed=1, draft_to_target=chosen).save(
+        config.run / "drafter", provenance
+    )
+    measured: dict[str, Drafter] = {}
+    original = Comparison.of
+    monkeypatch.setattr(
+        Comparison,
+        "of",
+        lambda t, drafters, c: (measured.update(drafters), original(t, drafters, c))[1],
+    )
+    report = evaluate(replace(config, untrained=True))
+    for result in report.overall.drafters.values():
+        assert result.num_identical == 3
+        assert result.acceptance.num_proposed > 0
+    assert [measured[name].method for name in (DRAFTER, UNTRAINED)] == [method, method]
+    trained, untrained = measured[DRAFTER], measured[UNTRAINED]
+    assert trained.aux_layers == untrained.aux_layers
+    assert not torch.equal(trained.fc.weight, untrained.fc.weight)
+    if chosen is not None:
+        assert torch.equal(untrained.draft_to_target, chosen)
 
 
 def test_sampling_reports_no_lossless_count_and_is_reproducible(config: EvalConfig) -> None:
@@ -108,7 +141,7 @@ def test_another_target_is_named_in_a_warning(
         {**tiny_target.identity, "target": "other weights", "dtype": "bfloat16"},
         {"target": tiny_target.source.name},
     )
-    EagleDrafter.for_target(tiny_target).save(config.run / "drafter", provenance)
+    new_drafter("eagle", tiny_target).save(config.run / "drafter", provenance)
     with caplog.at_level(logging.WARNING):
         evaluate(replace(config, limit=1))
     [message] = [r.getMessage() for r in caplog.records if r.name.startswith("sfdd")]
@@ -122,7 +155,7 @@ def test_another_vocabulary_is_refused(
 ) -> None:
     directory = config.run / "drafter"
     recorded = Provenance.from_json((directory / "provenance.json").read_text())
-    EagleDrafter.for_target(target_of_8_tokens).save(directory, recorded)
+    new_drafter("eagle", target_of_8_tokens).save(directory, recorded)
     with pytest.raises(DrafterError, match=r"has a vocabulary of 8, but target .* one of 260"):
         evaluate(config)
 

@@ -1,10 +1,23 @@
 import numpy as np
+import pytest
 import torch
-from torch import nn
 from training.helpers import conversation
 
 from sfdd.conversations.conversation import Origin, TokenizedConversation
-from sfdd.training.batches import draft_batch, learnable_tokens, pad
+from sfdd.drafters.loading import new_drafter
+from sfdd.targets.transformers_target import TransformersTarget
+from sfdd.training.batches import (
+    Batch,
+    equal_weights,
+    learnable_tokens,
+    loss_weight,
+    make_batch,
+    pad,
+)
+from sfdd.training.objectives import LossConfig, loss_sums
+from sfdd.training.states import OnlineStates
+
+CPU = torch.device("cpu")
 
 
 def _conversation(ids: list[int], mask: list[int]) -> TokenizedConversation:
@@ -13,23 +26,8 @@ def _conversation(ids: list[int], mask: list[int]) -> TokenizedConversation:
     )
 
 
-def test_positions_read_the_next_token_and_predict_the_next_state() -> None:
-    """By hand: tokens 10..14, state of position t is [t, 100 + t], tokens 3 and 4 supervised."""
-    embedding = nn.Embedding(20, 2)
-    with torch.no_grad():
-        embedding.weight.copy_(torch.arange(20.0)[:, None].expand(20, 2))
-    states = torch.tensor([[[0.0, 100], [1, 101], [2, 102], [3, 103], [4, 104]]])
-    batch = draft_batch(
-        torch.tensor([[10, 11, 12, 13, 14]]),
-        torch.tensor([[False, False, False, True, True]]),
-        states,
-        embedding,
-    )
-    assert batch.embeddings[0, :, 0].tolist() == [11, 12, 13]
-    assert batch.hidden_states[0].tolist() == [[0, 100], [1, 101], [2, 102]]
-    assert batch.target_states[0].tolist() == [[1, 101], [2, 102], [3, 103]]
-    # h_2 predicts token 3 and h_3 predicts token 4: these two targets count.
-    assert batch.mask[0].tolist() == [False, True, True]
+def _tenths(conversation: TokenizedConversation) -> np.ndarray:
+    return conversation.input_ids.astype(np.float32) / 10
 
 
 def test_the_first_two_tokens_are_never_learnt() -> None:
@@ -37,26 +35,62 @@ def test_the_first_two_tokens_are_never_learnt() -> None:
     assert learnable_tokens(_conversation([5, 6], [0, 1])) == 0
 
 
-def test_padding_is_unsupervised_and_on_the_right() -> None:
-    tokens = pad(
-        [_conversation([5, 6, 7], [0, 0, 1]), _conversation([8, 9], [0, 1])], torch.device("cpu")
-    )
+def test_weight_of_a_conversation_is_that_of_its_learnt_tokens() -> None:
+    """Tokens 7 and 9 are learnt; 6 is supervised but too early."""
+    one = _conversation([5, 6, 7, 8, 9], [0, 1, 1, 0, 1])
+    assert loss_weight(one, equal_weights) == 2
+    assert loss_weight(one, _tenths) == pytest.approx(1.6)
+
+
+def test_padding_is_unsupervised_weightless_and_on_the_right() -> None:
+    tokens = pad([_conversation([5, 6, 7], [0, 0, 1]), _conversation([8, 9], [0, 1])], _tenths)
     assert tokens.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert tokens.loss_mask.tolist() == [[False, False, True], [False, True, False]]
-    assert tokens.lengths.tolist() == [3, 2]
+    torch.testing.assert_close(tokens.weights, torch.tensor([[0.5, 0.6, 0.7], [0.8, 0.9, 0]]))
 
 
 def test_padding_can_be_wider_than_needed() -> None:
-    assert pad([conversation(0, 5)], torch.device("cpu"), width=9).input_ids.shape == (1, 9)
+    assert pad([conversation(0, 5)], width=9).input_ids.shape == (1, 9)
 
 
-def test_noise_is_on_what_is_read_alone() -> None:
-    embedding = nn.Embedding(20, 2)
-    states = torch.randn(1, 5, 2)
-    clean = draft_batch(
-        torch.arange(5)[None], torch.ones(1, 5, dtype=torch.bool), states, embedding
+def test_no_conversation_is_a_row_that_weighs_nothing() -> None:
+    tokens = pad([])
+    assert tokens.input_ids.shape == (1, 3)
+    assert not tokens.loss_mask.any()
+    assert not tokens.weights.any()
+
+
+def _gradients(
+    target: TransformersTarget, method: str, batch: Batch
+) -> tuple[float, dict[str, torch.Tensor]]:
+    drafter = new_drafter(method, target)
+    total = loss_sums(drafter, batch, target, LossConfig(ttt_steps=3)).total
+    total.backward()
+    return total.item(), {name: p.grad for name, p in drafter.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_process_without_conversations_adds_zero_to_loss_and_every_gradient(
+    method: str, tiny_target: TransformersTarget
+) -> None:
+    aux_layers = new_drafter(method, tiny_target).aux_layers
+    states = OnlineStates(tiny_target, aux_layers, torch.float16)
+    loss, gradients = _gradients(tiny_target, method, make_batch([], equal_weights, states, CPU))
+    assert loss == 0
+    assert all(gradient is not None and not gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_padding_changes_neither_loss_nor_gradient(
+    method: str, tiny_target: TransformersTarget
+) -> None:
+    """A short answer weighs the same alone as beside a conversation that is three times as long."""
+    states = OnlineStates(tiny_target, new_drafter(method, tiny_target).aux_layers, torch.float32)
+    short, long = conversation(1, 8), conversation(2, 24)
+    alone, other, both = (
+        _gradients(tiny_target, method, make_batch(data, equal_weights, states, CPU))
+        for data in ([short], [long], [short, long])
     )
-    noisy = clean.with_noise(torch.full((1, 3, 2), 0.5))
-    assert torch.equal(noisy.hidden_states, states[:, :3] + 0.5)
-    assert torch.equal(noisy.target_states, states[:, 1:4])
-    assert torch.equal(noisy.embeddings, clean.embeddings)
+    assert both[0] == pytest.approx(alone[0] + other[0], rel=1e-5)
+    for name, gradient in both[1].items():
+        torch.testing.assert_close(gradient, alone[1][name] + other[1][name], rtol=1e-3, atol=1e-4)

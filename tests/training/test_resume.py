@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from training.helpers import conversation, equal, log_lines, weights
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.drafters.loading import load_drafter
 from sfdd.errors import ArtifactError
 from sfdd.progress import Progress
 from sfdd.targets.transformers_target import TransformersTarget
@@ -119,6 +121,111 @@ def test_two_checkpoints_are_kept_and_each_is_a_drafter(
         "provenance.json",
         "training_log.jsonl",
     ]
+
+
+def test_as_many_checkpoints_are_kept_as_asked_for(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(checkpoint_every=1, keep_checkpoints=3, held_out=0.0)
+    with pytest.raises(_StoppedError):
+        train_draft(config, tiny_target, conversations, _stop_at(6, _die))
+    checkpoints = config.run / "drafter/checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-3", "step-4", "step-5"]
+
+
+def _measured(run: Path) -> dict[int, float]:
+    """Estimated acceptance length by step."""
+    return {
+        line["step"]: line["acceptance_length"]
+        for line in log_lines(run)
+        if line["kind"] == "held_out" and line["step"]
+    }
+
+
+def test_the_best_one_measured_is_kept_besides_and_after_the_end(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    """The learning rate is so high that the drafter is worse at the end than in between."""
+    config = make_config(learning_rate=0.02, epochs=8, held_out=0.2, keep_checkpoints=1)
+    report = train_draft(config, tiny_target, conversations)
+    measured = _measured(config.run)
+    best = max(measured, key=lambda step: (measured[step], step))
+    assert measured[best] > measured[report.steps]
+    assert report.best_step == best
+    kept = config.run / "drafter/checkpoints"
+    assert [path.name for path in kept.iterdir()] == [f"step-{best}"]
+    load_drafter(kept / f"step-{best}", tiny_target)
+    again = train_draft(config, tiny_target, conversations)
+    assert again == replace(report, already_finished=True)
+    assert [path.name for path in kept.iterdir()] == [f"step-{best}"]
+    # Each measured step has a checkpoint while it is the best or the newest, whatever the interval.
+    stopped = replace(config, run=config.run / "stopped", checkpoint_every=1000)
+    with pytest.raises(_StoppedError):
+        train_draft(stopped, tiny_target, conversations, _stop_at(report.steps - 1, _die))
+    last = max(_measured(stopped.run))
+    names = {path.name for path in (stopped.run / "drafter/checkpoints").iterdir()}
+    assert names == {f"step-{best}", f"step-{last}"}
+
+
+def test_time_that_is_up_leaves_a_checkpoint_and_the_rest_is_exact(
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+    uninterrupted: Path,
+) -> None:
+    """A step at least is done each time, however little time there is."""
+    config = make_config(checkpoint_every=1000, max_hours=1e-12)
+    for step in (1, 2, 3):
+        report = train_draft(config, tiny_target, conversations)
+        assert (report.steps, report.is_finished) == (step, False)
+        assert report.held_out_after is None
+        assert not (config.run / "drafter/provenance.json").exists()
+    report = train_draft(replace(config, max_hours=1.0), tiny_target, conversations)
+    assert report.is_finished
+    assert equal(weights(config.run), weights(uninterrupted))
+
+
+def test_a_signal_while_measuring_does_not_wait_for_the_end_of_it(
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+) -> None:
+    config = make_config(held_out=0.5, micro_batch_tokens=30, checkpoint_every=1000)
+    seen: list[int] = []
+
+    def interrupt(moment: Progress) -> None:
+        if moment.stage == "held-out" and not seen:
+            seen.append(moment.done)
+            _interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        train_draft(config, tiny_target, conversations, interrupt)
+    assert seen[0] < 8
+    assert log_lines(config.run) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    config = make_config(checkpoint_every=1000)
+
+    def twice() -> None:
+        _interrupt()
+        _interrupt()
+        raise AssertionError("the second should have ended this")
+
+    with pytest.raises(KeyboardInterrupt):
+        train_draft(config, tiny_target, conversations, _stop_at(3, twice))
+    assert not (config.run / "drafter/checkpoints").exists()
+
+
+def test_training_outside_the_main_thread_leaves_signals_alone(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        config = make_config(max_steps=1)
+        assert pool.submit(train_draft, config, tiny_target, conversations).result().steps == 1
 
 
 def test_half_written_checkpoint_is_not_used(

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sfdd.training.schedule import BatchPlan, cut, learning_rate_factor, uniform_noise
+from sfdd.training.schedule import BatchPlan, cut, deal, learning_rate_factor, uniform_noise
 
 LENGTHS = [5 + number * 7 % 40 for number in range(300)]
 
@@ -64,21 +66,68 @@ def test_max_steps_ends_the_plan() -> None:
     assert _plan().epoch_of(_plan().epoch_ends[0]) == 1
 
 
+def _lengths(dealt: list[list[list[int]]], lengths: list[int]) -> list[list[list[int]]]:
+    return [[[lengths[i] for i in places] for places in of_rank] for of_rank in dealt]
+
+
+def test_dealing_by_hand() -> None:
+    lengths = [30, 10, 20, 10]
+    # All at once, shortest first: 4 x 30 tokens.
+    assert _lengths(deal(lengths, 1, 120), lengths) == [[[10, 10, 20, 30]]]
+    # 60 tokens are 3 x 20, and 1 x 30 is left.
+    assert _lengths(deal(lengths, 1, 60), lengths) == [[[10, 10, 20], [30]]]
+    # Two processes share them as evenly as two micro-batches can.
+    assert _lengths(deal(lengths, 2, 120), lengths) == [[[10, 10, 20]], [[30]]]
+    # With 30 tokens at most it takes two rounds, so there is room for all to be alone.
+    assert _lengths(deal(lengths, 2, 30), lengths) == [[[10], [20]], [[10], [30]]]
+    # Three for two processes in two rounds: one has nothing to do in the second.
+    assert _lengths(deal(lengths[:3], 2, 30), lengths) == [[[10], [30]], [[20], []]]
+
+
+def test_a_process_may_be_left_with_nothing() -> None:
+    assert deal([7], 3, 100) == [[[0]], [[]], [[]]]
+
+
+@given(
+    lengths=st.lists(st.integers(3, 60), min_size=1, max_size=40),
+    ranks=st.integers(1, 4),
+    budget=st.integers(2, 200),
+)
+def test_dealing_is_whole_even_and_within_the_budget(
+    lengths: list[int], ranks: int, budget: int
+) -> None:
+    dealt = deal(lengths, ranks, budget)
+    micro_batches = [places for of_rank in dealt for places in of_rank]
+    assert sorted(i for places in micro_batches for i in places) == list(range(len(lengths)))
+    assert len({len(of_rank) for of_rank in dealt}) == 1
+    assert all(
+        len(places) < 2 or len(places) * max(lengths[i] for i in places) <= budget
+        for places in micro_batches
+    )
+    fewest = len(cut(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, budget))
+    assert len(dealt[0]) == -(-fewest // ranks)
+
+
+def _noise(lengths: list[int], places: list[int], width: float = 0.2, **which: int) -> torch.Tensor:
+    like = torch.zeros(len(lengths), max(lengths), 50)
+    return uniform_noise(like, lengths, places, width=width, **{"seed": 0, "step": 0} | which)
+
+
 def test_noise_is_uniform_and_wider_for_short_conversations() -> None:
-    like = torch.zeros(2, 200, 50)
-    noise = uniform_noise(like, torch.tensor([512, 128]), width=0.2, seed=0, step=0)
-    for row, half_width in ((0, 0.1), (1, 0.4)):
-        assert noise[row].abs().max().item() == pytest.approx(half_width, rel=1e-3)
+    noise = _noise([512, 128], [0, 1])
+    for row, length, half_width in ((0, 512, 0.1), (1, 128, 0.4)):
+        of_one = noise[row, :length]
+        assert of_one.abs().max().item() == pytest.approx(half_width, rel=1e-3)
         # A uniform variable on [-a, a] has the standard deviation a / sqrt(3).
-        assert noise[row].std().item() == pytest.approx(half_width / 3**0.5, rel=0.02)
+        assert of_one.std().item() == pytest.approx(half_width / 3**0.5, rel=0.02)
+    assert not noise[1, 128:].any()
 
 
-def test_noise_is_fixed_by_seed_and_step() -> None:
-    def noise(seed: int, step: int) -> torch.Tensor:
-        return uniform_noise(
-            torch.zeros(1, 3, 4), torch.tensor([3]), width=0.2, seed=seed, step=step
-        )
-
-    assert torch.equal(noise(0, 5), noise(0, 5))
-    assert not torch.equal(noise(0, 5), noise(0, 6))
-    assert not torch.equal(noise(0, 5), noise(1, 5))
+def test_noise_is_fixed_by_seed_step_and_place_in_the_step() -> None:
+    noise = _noise([3], [4], step=5)
+    assert torch.equal(noise, _noise([3], [4], step=5))
+    assert not torch.equal(noise, _noise([3], [4], step=6))
+    assert not torch.equal(noise, _noise([3], [4], step=5, seed=1))
+    assert not torch.equal(noise, _noise([3], [3], step=5))
+    # Nothing else: not what it is padded or computed with.
+    assert torch.equal(noise[0], _noise([9, 3], [0, 4], step=5)[1, :3])
