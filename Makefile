@@ -32,7 +32,7 @@ test: install  ## all tests, then lint and types
 	$(BIN)/pytest
 	$(MAKE) --no-print-directory lint types
 
-test-slow: install  ## real runs, killed at random moments over and over (a few minutes)
+test-slow: install  ## real runs killed at random moments, and training by several processes (10 minutes)
 	$(BIN)/pytest -m slow
 
 install-vllm: $(VLLM_VENV)/installed  ## the environment with vLLM (about 5 minutes, 2.5 GB)
