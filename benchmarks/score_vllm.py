@@ -71,7 +71,7 @@ class Pooling:
         self._pooler: Any = pooler
         self._statistics = self._pooler.logits_statistics
         config = BackendConfig(
-            "vllm",
+            backend="vllm",
             batch_tokens=options.batch_tokens,
             tensor_parallel_size=options.tensor_parallel_size,
             engine_args={"enforce_eager": not options.gpu, "enable_prefix_caching": False},

@@ -235,3 +235,20 @@ def read_parquet_provenance(path: Path) -> Provenance:
         raise ArtifactError(
             f"{path} is damaged or was not written by sfdd ({error}). Delete it and run {_maker(path)}."
         ) from error
+
+
+def distilled_files(run: RunDirectory) -> tuple[str, ...]:
+    """The files that the run's selection names, checked to be what was written; repeats its warnings.
+
+    Raises:
+        ArtifactError: one of them is not, or the selection is missing or damaged.
+    """
+    about = read_parquet_provenance(run.selection).about
+    for warning in about.get("warnings", ()):
+        log.warning("%s", warning)
+    digests = about["distilled"]
+    for name, digest in digests.items():
+        path = run.distilled / name
+        if not path.is_file() or digest_files([path]) != digest:
+            raise ArtifactError(f"{path} is not what 'sfdd filter' wrote. Run 'sfdd filter' again.")
+    return tuple(str(run.distilled / name) for name in digests)

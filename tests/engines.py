@@ -61,7 +61,7 @@ def in_vllm(
 ) -> Statistics:
     """Statistics of an engine that is started for them; `inspect` sees the backend before it ends."""
     arguments = {"enforce_eager": True} | (engine_args or {})
-    config = BackendConfig("vllm", engine_args=arguments, **settings)
+    config = BackendConfig(backend="vllm", engine_args=arguments, **settings)
     backend = open_backend(str(target), config, 512)
     try:
         found = {

@@ -1,16 +1,13 @@
 """What a run says of its data: which files were distilled, by whose tokens, and what is supervised."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sfdd.artifacts import Provenance, RunDirectory, digest_files, read_parquet_provenance
+from sfdd.artifacts import Provenance, RunDirectory, distilled_files, read_parquet_provenance
 from sfdd.conversations.config import mask_of
 from sfdd.errors import ArtifactError, UsageError
 from sfdd.export.config import ExportDataConfig
-
-log = logging.getLogger(__name__)
 
 _MAX_LENGTH = 4096  # where nothing was scored yet; as `sfdd score` takes by default
 
@@ -65,12 +62,4 @@ def _distilled(run: RunDirectory) -> tuple[str, ...]:
             f"No data given, and {run.root} has no distilled data. "
             "Name a data set with --data, or make one with 'sfdd filter'."
         )
-    about = read_parquet_provenance(run.selection).about
-    for warning in about.get("warnings", ()):
-        log.warning("%s", warning)
-    digests = about["distilled"]
-    for name, digest in digests.items():
-        path = run.distilled / name
-        if not path.is_file() or digest_files([path]) != digest:
-            raise ArtifactError(f"{path} is not what 'sfdd filter' wrote. Run 'sfdd filter' again.")
-    return tuple(str(run.distilled / name) for name in digests)
+    return distilled_files(run)

@@ -1,18 +1,16 @@
 """What `sfdd score` can be told, and what it does when told nothing."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.conversations.config import MaskConfig
 from sfdd.errors import UsageError
-from sfdd.targets.config import LOGITS_MEMORY, BackendConfig
+from sfdd.targets.config import BackendConfig
 
 
 @dataclass(frozen=True)
-class ScoreConfig:
+class ScoreConfig(BackendConfig):
     """Settings of one scoring run.
 
     Attributes:
@@ -25,7 +23,7 @@ class ScoreConfig:
         token_scores: also store the flatness of every supervised token.
         overwrite: start again instead of continuing or refusing.
 
-    The others are those of `BackendConfig`.
+    The others are those of `BackendConfig`, by name alone.
     """
 
     data: tuple[str, ...]
@@ -37,24 +35,13 @@ class ScoreConfig:
     num_shards: int | None = None
     token_scores: bool = False
     overwrite: bool = False
-    backend: str = "auto"
-    dtype: str = "auto"
-    device: str = "auto"
-    batch_tokens: int | None = None
-    logits_memory: int = LOGITS_MEMORY
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
-    tensor_parallel_size: int | None = None
-    gpu_memory_utilization: float | None = None
-    quantization: str | None = None
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.data:
             raise UsageError("No data set given. Name at least one file, folder or hub id.")
         if self.max_length < 2:
             raise UsageError("--max-length must be at least 2.")
-        _ = self.engine  # checks its own part
+        super().__post_init__()
         if (self.shard_index is None) != (self.num_shards is None):
             raise UsageError("--shard-index and --num-shards go together; give both.")
         if self.overwrite and (self.num_shards or 1) > 1:
@@ -62,8 +49,3 @@ class ScoreConfig:
                 "--overwrite is for one process: each of several would remove what the others did. "
                 "Remove scores.parquet and scores.partial of the run before starting them."
             )
-
-    @property
-    def engine(self) -> BackendConfig:
-        """How the target is run."""
-        return BackendConfig(**{f.name: getattr(self, f.name) for f in fields(BackendConfig)})

@@ -101,7 +101,7 @@ def plan(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScorePl
         DataError: not one record could be scored.
     """
     sources = open_sources(config.data, config.mask.format)
-    backend = open_backend(config.target, config.engine, config.max_length)
+    backend = open_backend(config.target, config, config.max_length)
     try:
         counts, drawn = _read(sources, backend, config, on_progress)
         if not drawn:

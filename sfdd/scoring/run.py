@@ -84,8 +84,7 @@ def score(config: ScoreConfig, on_progress: ProgressCallback = silent) -> ScoreR
     # Locked before the target is loaded: nobody waits for that to be told that the run is in use.
     with worker.alone_at_its_part(RunDirectory(config.run)):
         device = device_of_worker(config.device, config.tensor_parallel_size or 1)
-        engine = replace(config.engine, device=device)
-        backend = open_backend(config.target, engine, config.max_length)
+        backend = open_backend(config.target, replace(config, device=device), config.max_length)
         try:
             return score_with(backend, sources, config, on_progress, worker)
         finally:

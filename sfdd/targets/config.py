@@ -12,7 +12,7 @@ BATCH_TOKENS = 4096  # with transformers; vLLM has its own
 LOGITS_MEMORY = 512  # MiB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BackendConfig:
     """The engine, and what it is told.
 

@@ -11,8 +11,8 @@ import numpy as np
 from sfdd.artifacts import (
     RunDirectory,
     digest_bytes,
-    digest_files,
     digest_json,
+    distilled_files,
     read_parquet_provenance,
 )
 from sfdd.conversations.config import MaskConfig, mask_of
@@ -70,15 +70,7 @@ def _default_data(run: RunDirectory) -> tuple[str, ...]:
             f"No training data given, and {run.root} has no distilled data. "
             "Name a data set, or make one with 'sfdd filter'."
         )
-    about = read_parquet_provenance(run.selection).about
-    for warning in about.get("warnings", ()):
-        log.warning("%s", warning)
-    digests = about["distilled"]
-    for name, digest in digests.items():
-        path = run.distilled / name
-        if not path.is_file() or digest_files([path]) != digest:
-            raise ArtifactError(f"{path} is not what 'sfdd filter' wrote. Run 'sfdd filter' again.")
-    return tuple(str(run.distilled / name) for name in digests)
+    return distilled_files(run)
 
 
 def check_selection(run: RunDirectory, target: str, identity: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_a_folder_called_vllm_is_not_vllm(
     (tmp_path / "vllm").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="not installed here"):
-        open_backend(str(tiny_directory), BackendConfig("vllm"), 100)
+        open_backend(str(tiny_directory), BackendConfig(backend="vllm"), 100)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ print(backend.batch_tokens)
 
     def test_the_budget_of_the_logits_reaches_the_target(self, tiny_directory: Path) -> None:
         config = ScoreConfig(("data",), str(tiny_directory), logits_memory=7)
-        backend = open_backend(config.target, config.engine, 100)
+        backend = open_backend(config.target, config, 100)
         assert isinstance(backend, TransformersBackend)
         assert backend._target.logits_memory == 7
 

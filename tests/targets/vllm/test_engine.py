@@ -89,13 +89,15 @@ check_architecture(TargetSource(sys.argv[1]))
         ],
     )
     def test_arguments_that_are_refused(self, name: str, said: str, qwen2: Path) -> None:
-        config = BackendConfig("vllm", engine_args={name: 1})
+        config = BackendConfig(backend="vllm", engine_args={name: 1})
         with pytest.raises(UsageError) as raised:
             open_backend(str(qwen2), config, 100)
         assert str(raised.value) == f"--engine-arg {name} {said}"
 
     def test_what_the_engine_itself_refuses(self, qwen2: Path) -> None:
-        config = BackendConfig("vllm", engine_args={"num_gpu_blocks_override": 1, "block_size": 32})
+        config = BackendConfig(
+            backend="vllm", engine_args={"num_gpu_blocks_override": 1, "block_size": 32}
+        )
         with pytest.raises(TargetError, match=r"^vLLM cannot run target .*\. What its processes"):
             open_backend(str(qwen2), config, 512)
 

@@ -63,7 +63,7 @@ def test_the_same_scores_as_transformers(conversations: Path, tmp_path: Path) ->
             token_scores=True,
             engine_args={"enforce_eager": True} if name == "vllm" else {},
         )
-        backend = open_backend(config.target, config.engine, config.max_length)
+        backend = open_backend(config.target, config, config.max_length)
         sources = open_sources(config.data)
         assert score_with(backend, sources, config).scored >= 50
         samples = list(tokenize(sources, backend.tokenizer, 1024, MaskConfig()))
