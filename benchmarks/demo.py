@@ -3,41 +3,15 @@
 Run again it continues or reuses what is in runs/demo; remove that folder to start afresh.
 """
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from commands import ROOT, sfdd, up_to_date
+
 CONFIG = "configs/demo.toml"
 DATA = "data/chat_openai.jsonl"  # half of data/, for the time it takes
 PROMPTS = "data/eval_prompts.jsonl"
 RUN = ROOT / "runs" / "demo"
-
-
-def sfdd(command: str, *arguments: str) -> dict[str, Any]:
-    """Run one command as a user would, progress and all; its result as JSON."""
-    words = [command, *arguments, "--config", CONFIG]
-    print(f"\n$ sfdd {' '.join(words)}", file=sys.stderr, flush=True)
-    sfdd_command = [str(Path(sys.executable).with_name("sfdd")), *words, "--json"]
-    done = subprocess.run(sfdd_command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-def evaluate() -> dict[str, Any]:
-    """Measure the drafter, unless it has been measured since it was trained."""
-    report = RUN / "eval.json"
-    made_from = [RUN / "drafter" / "model.safetensors", ROOT / CONFIG, ROOT / PROMPTS]
-    if report.exists() and report.stat().st_mtime > max(p.stat().st_mtime for p in made_from):
-        print(f"\n{report.relative_to(ROOT)} is up to date", file=sys.stderr)
-        earlier: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return earlier
-    return sfdd("eval", PROMPTS)
 
 
 def table(
@@ -82,10 +56,12 @@ def table(
 
 def main() -> None:
     started = time.monotonic()
-    score = sfdd("score", DATA)
-    kept = sfdd("filter")
-    train = sfdd("train-draft")
-    measured = evaluate()
+    configured = ("--config", CONFIG)
+    score = sfdd("score", DATA, *configured)
+    kept = sfdd("filter", *configured)
+    train = sfdd("train-draft", *configured)
+    made_from = [RUN / "drafter" / "model.safetensors", ROOT / CONFIG, ROOT / PROMPTS]
+    measured = up_to_date(RUN / "eval.json", made_from) or sfdd("eval", PROMPTS, *configured)
     print(f"\nSmolLM2-135M-Instruct on {DATA}, {(time.monotonic() - started) / 60:.1f} minutes\n")
     print(table(score, kept, train, measured))
 

@@ -120,6 +120,12 @@ def train_draft(
     held_out: Annotated[
         float, typer.Option(help="Fraction of the conversations measured, not trained on.")
     ] = _DEFAULT.held_out,
+    measure_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between measurements on what is held out.", show_default="an epoch"
+        ),
+    ] = _DEFAULT.measure_every,
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -202,6 +208,7 @@ def train_draft(
         precision=precision,
         gradient_checkpointing=gradient_checkpointing,
         fsdp=fsdp,
+        measure_every=measure_every,
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
         max_steps=max_steps,

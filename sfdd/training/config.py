@@ -20,8 +20,8 @@ TRACKERS = ("tensorboard", "wandb", "none")
 # Settings that do not change the weights that come out, or no more than the order of a sum does: a run
 # may be continued with other values.
 _FREE_TO_CHANGE = frozenset(
-    {"data", "target", "run", "cache", "checkpoint_every", "keep_checkpoints", "max_hours"}
-    | {"micro_batch_tokens", "gradient_checkpointing", "fsdp", "tracker"}
+    {"data", "target", "run", "cache", "measure_every", "checkpoint_every", "keep_checkpoints"}
+    | {"max_hours", "micro_batch_tokens", "gradient_checkpointing", "fsdp", "tracker"}
     | {"device", "dtype", "attn_implementation", "trust_remote_code", "overwrite"}
 )
 _CHOICES = {
@@ -78,6 +78,8 @@ class TrainConfig:
         precision: of the drafter's forward and backward pass; weights and optimizer are float32.
         gradient_checkpointing: compute each draft step a second time rather than keep what is in it.
         fsdp: shard weights and optimizer over the processes.
+        measure_every: steps between two measurements on the held-out conversations, besides those before
+            training and after every epoch; each leaves a checkpoint.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: how many are kept, the newest; the best one measured stays besides.
         max_steps: stop after so many steps even if epochs are left; the learning rate decays to that.
@@ -116,6 +118,7 @@ class TrainConfig:
     precision: str = "fp32"
     gradient_checkpointing: bool = False
     fsdp: bool = False
+    measure_every: int | None = None
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     max_steps: int | None = None
@@ -134,7 +137,7 @@ class TrainConfig:
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         for name in ("epochs", "checkpoint_every", "keep_checkpoints", "draft_vocab_size"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("max_steps", "ttt_steps"):
+        for name in ("max_steps", "ttt_steps", "measure_every"):
             self._require_if_given(name, lambda value: value >= 1, "at least 1")
         self._require_if_given("max_hours", lambda x: isfinite(x) and x > 0, "a number above 0")
         self._require("batch_tokens", self.batch_tokens >= 2, "at least 2")

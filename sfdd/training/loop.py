@@ -82,13 +82,14 @@ class Trainer:
         tracker: Tracker | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Train to the end, measuring before, after every epoch and at the end; or until time is up.
+        """Train to the end, measuring before, now and then, and at the end; or until time is up.
 
         Args:
             deadline: by `time.monotonic`.
         """
-        ends = {*self.plan.epoch_ends, len(self.steps)}
-        measured_at = {0, *ends} if self._held_out else set()
+        every = self.config.measure_every or len(self.steps)
+        moments = {*range(0, len(self.steps), every), *self.plan.epoch_ends, len(self.steps)}
+        measured_at = moments if self._held_out else set()
         self.tracker = tracker or NoTracker()
         self._stopping = Stopping(self.ranks, deadline)
         with self._stopping:
@@ -99,7 +100,7 @@ class Trainer:
                     if self.step == len(self.steps):
                         return
                     self._train_step(on_progress)
-                    if self.step % self.config.checkpoint_every == 0 or self.step in ends:
+                    if self.step % self.config.checkpoint_every == 0 or self.step in moments:
                         self._save_checkpoint()
                     self._stop_if_asked()
             except _OutOfTimeError:

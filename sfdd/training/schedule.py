@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Conversations of similar length are put together within windows of so many: little padding, and yet
-# batches that differ from epoch to epoch.
-_WINDOW = 128
+# Conversations of similar length are put together within windows of so many batches, and so many
+# conversations at least: little padding, and yet batches that differ from epoch to epoch.
+_WINDOW_BATCHES, _WINDOW = 8, 128
 
 # Keeps the streams of random numbers drawn from one seed apart.
 _ORDER, _NOISE = 1, 2
@@ -35,6 +35,7 @@ class BatchPlan:
         max_steps: int | None = None,
     ) -> None:
         self._lengths = lengths
+        self._window = max(_WINDOW, _WINDOW_BATCHES * batch_tokens * len(lengths) // sum(lengths))
         self._batch_tokens = batch_tokens
         self._seed = seed
         self._max_steps = max_steps
@@ -66,8 +67,8 @@ class BatchPlan:
         random = np.random.default_rng([_ORDER, self._seed, epoch])
         order = random.permutation(len(self._lengths)).tolist()
         batches = []
-        for start in range(0, len(order), _WINDOW):
-            window = sorted(order[start : start + _WINDOW], key=self._lengths.__getitem__)
+        for start in range(0, len(order), self._window):
+            window = sorted(order[start : start + self._window], key=self._lengths.__getitem__)
             batches += cut(window, self._lengths, self._batch_tokens)
         return [batches[i] for i in random.permutation(len(batches))]
 

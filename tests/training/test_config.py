@@ -18,6 +18,7 @@ from sfdd.training.config import LOSSES, METHODS, TrainConfig
     [
         ({"epochs": 0}, "--epochs is 0; it must be at least 1."),
         ({"max_steps": 0}, "--max-steps is 0; it must be at least 1."),
+        ({"measure_every": 0}, "--measure-every is 0; it must be at least 1."),
         ({"checkpoint_every": 0}, "--checkpoint-every is 0; it must be at least 1."),
         ({"keep_checkpoints": 0}, "--keep-checkpoints is 0; it must be at least 1."),
         ({"ttt_steps": 0}, "--ttt-steps is 0; it must be at least 1."),

@@ -167,6 +167,23 @@ def test_the_best_one_measured_is_kept_besides_and_after_the_end(
     assert names == {f"step-{best}", f"step-{last}"}
 
 
+def test_measuring_within_an_epoch_changes_no_weight_and_leaves_checkpoints(
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+    uninterrupted: Path,
+) -> None:
+    """Six steps, three in an epoch."""
+    config = make_config(measure_every=2, checkpoint_every=1000, keep_checkpoints=1)
+    with pytest.raises(_StoppedError):
+        train_draft(config, tiny_target, conversations, _stop_at(5, _die))
+    assert sorted(_measured(config.run)) == [2, 3, 4]
+    assert (config.run / "drafter/checkpoints/step-4").is_dir()
+    train_draft(config, tiny_target, conversations)
+    assert sorted(_measured(config.run)) == [2, 3, 4, 6]
+    assert equal(weights(config.run), weights(uninterrupted))
+
+
 def test_time_that_is_up_leaves_a_checkpoint_and_the_rest_is_exact(
     make_config: MakeConfig,
     tiny_target: TransformersTarget,

@@ -42,6 +42,12 @@ def test_batches_keep_to_the_budget_and_pad_little() -> None:
     assert 2 * sum(LENGTHS) / sum(sizes) > 0.9
 
 
+def test_a_large_budget_is_filled() -> None:
+    lengths = [100] * 5000
+    plan = BatchPlan(lengths, batch_tokens=50_000, epochs=1, seed=0)
+    assert [len(plan.batch(step)) for step in range(plan.total_steps)] == [500] * 10
+
+
 def test_order_is_fixed_by_seed_and_epoch() -> None:
     def batches(plan: BatchPlan) -> list[list[int]]:
         return [plan.batch(step) for step in range(plan.total_steps)]
