@@ -97,7 +97,8 @@ def ours(work: Work, run: Path) -> float:
 def bare(work: Work) -> float:
     """Seconds of the same steps in plain PyTorch."""
     drafter = work.drafter()
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=work.config.learning_rate)
+    learning_rate = work.config.highest_learning_rate(work.target.hidden_size)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=learning_rate)
     batches = [
         (work.batch(step), sum(loss_weight(c, equal_weights) for c in step)) for step in work.steps
     ]
@@ -231,10 +232,11 @@ def prepare(
     options: argparse.Namespace,
 ) -> Work:
     """As many steps as asked for and one more, and the states of their conversations cached."""
+    max_length = min(options.batch_tokens, 2048)
     config = TrainConfig(
         method=method,
         batch_tokens=options.batch_tokens,
-        max_length=min(options.batch_tokens, 2048),
+        max_length=max_length,
         max_steps=options.steps + 1,
         epochs=100,  # more than that
         checkpoint_every=10**9,
@@ -242,7 +244,7 @@ def prepare(
         cache=folder / "cache",
         precision=options.precision,
     )
-    data = conversations(target, names, config.max_length)
+    data = conversations(target, names, max_length)
     plan = BatchPlan([len(c) for c in data], batch_tokens=config.batch_tokens, epochs=1, seed=0)
     used = [data[i] for n in range(min(options.steps + 1, plan.total_steps)) for i in plan.batch(n)]
     return Work(target, config, Split(used, []))

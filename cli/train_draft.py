@@ -1,31 +1,22 @@
 """`sfdd train-draft`"""
 
 import json as json_format
-import logging
-import os
 import re
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sfdd.artifacts import DEFAULT_RUN
-from sfdd.errors import SfddError, UsageError
-from sfdd.progress import ProgressCallback, silent
+from sfdd.errors import OutOfTimeError, UsageError
 from sfdd.training.config import TrainConfig
 
-from . import display, options
+from . import display, options, ranks
 
 if TYPE_CHECKING:
     from sfdd.training.report import TrainReport
 
 _DEFAULT = TrainConfig()
-_OUT_OF_TIME = 124  # as of the command timeout
-# How long another process waits with an error that the first is likely to tell as well.
-_GRACE = 15.0  # seconds
 
 
 def train_draft(
@@ -83,7 +74,11 @@ def train_draft(
         typer.Option(help="Leave a checkpoint and stop after so many hours, with exit code 124."),
     ] = _DEFAULT.max_hours,
     learning_rate: Annotated[
-        float, typer.Option(help="Highest learning rate, at the end of the warm-up.")
+        float | None,
+        typer.Option(
+            help="Highest learning rate, at the end of the warm-up.",
+            show_default="1e-3, or 0.576 / hidden size where that is less",
+        ),
     ] = _DEFAULT.learning_rate,
     warmup: Annotated[
         float, typer.Option(help="Fraction of the steps to reach it; then it falls linearly.")
@@ -96,7 +91,10 @@ def train_draft(
         typer.Option(help="Padded tokens computed at once.", show_default="all of a step"),
     ] = _DEFAULT.micro_batch_tokens,
     max_length: Annotated[
-        int, typer.Option(help="Tokens kept of a conversation; longer ones are cut.")
+        int | None,
+        typer.Option(
+            help="Tokens kept of a conversation; longer ones are cut.", show_default="as scored"
+        ),
     ] = _DEFAULT.max_length,
     hidden_loss_weight: Annotated[
         float, typer.Option(help="eagle: weight of SmoothL1 on the hidden states.")
@@ -221,8 +219,8 @@ def train_draft(
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
     )
-    is_first = int(os.environ.get("RANK", "0")) == 0
-    with display.progress() if is_first else _in_the_background() as on_progress:
+    is_first = ranks.is_first()
+    with display.progress() if is_first else ranks.in_the_background() as on_progress:
         from sfdd.training.run import train
 
         report = train(settings, on_progress)
@@ -241,7 +239,7 @@ def train_draft(
             f"{report.total_steps:,}: run the same command again to continue.",
             err=True,
         )
-        raise typer.Exit(_OUT_OF_TIME)
+        raise typer.Exit(OutOfTimeError.exit_code)
     if report.best_step:
         typer.echo(
             f"The estimated acceptance length was higher after step {report.best_step:,}: its "
@@ -259,22 +257,6 @@ def _layer_ids(text: str | None) -> tuple[int, ...] | None:
             f"--aux-layers is {text!r}; write numbers of layers with commas between, such as 2,15,27."
         )
     return tuple(map(int, text.split(",")))
-
-
-@contextmanager
-def _in_the_background() -> Iterator[ProgressCallback]:
-    """What another process than the first says: nothing, unless the first did not say it."""
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    logging.disable(logging.WARNING)
-    try:
-        yield silent
-    except SfddError:
-        time.sleep(
-            _GRACE
-        )  # most often the first has ended with the same, and this one is ended, too
-        raise
-    except KeyboardInterrupt as stop:
-        raise typer.Exit(130 if type(stop) is KeyboardInterrupt else 143) from None
 
 
 def _rows(report: "TrainReport") -> dict[str, str]:

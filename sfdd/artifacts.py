@@ -167,22 +167,26 @@ def exclusive(
 
     Args:
         shared: let others in that share it too, and keep out only who wants the stage alone.
-        wait: for another process to be done.
+        wait: for another process to be done, which is said.
 
     Raises:
         ArtifactError: another process is at it, and `wait` is False.
     """
     ensure_writable(run.root)
     with (run.root / f".{stage}.lock").open("a+", encoding="utf-8") as lock:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(lock, kind if wait else kind | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
-            raise ArtifactError(
-                f"{run.root} is in use: {lock.read() or 'another process'} is doing the same. "
-                "Wait for it, or choose another --run."
-            ) from error
+            who = lock.read() or "another process"
+            if not wait:
+                raise ArtifactError(
+                    f"{run.root} is in use: {who} is doing the same. "
+                    "Wait for it, or choose another --run."
+                ) from error
+            log.info("Waiting for %s, which is at work in %s.", who, run.root)
+            fcntl.flock(lock, kind)
         except OSError as error:  # some network file systems have no locks
             log.warning("Cannot lock %s (%s): see that no other process uses it.", run.root, error)
         lock.truncate(0)

@@ -21,6 +21,12 @@ class DataError(SfddError):
     """A data set that is missing, empty, unreadable, or not what it was when it was scored."""
 
 
+class OutOfTimeError(SfddError):
+    """The time that the user allowed is over; what was done in it is kept."""
+
+    exit_code = 124  # as of the command timeout
+
+
 class TargetError(SfddError):
     """A target model that cannot be loaded or used the way sfdd needs it."""
 

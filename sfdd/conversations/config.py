@@ -20,6 +20,9 @@ class Format(StrEnum):
 
 FORMATS = tuple(map(str, Format))
 
+# Tokens kept of a conversation where neither the user nor an earlier stage of the run says how many.
+MAX_LENGTH = 4096
+
 REASONING = ("keep", "drop", "mask")
 REWRITTEN = ("expand", "last")
 

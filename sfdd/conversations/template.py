@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = dict[str, Any]
 
-# Llama 3 templates write a date into every prompt, today's unless told: scores would change overnight.
-# This is the date they fall back to themselves.
-_ARGUMENTS = {"date_string": "26 Jul 2024"}
+# Some templates write a date into every prompt, today's unless told: scores would change overnight, and
+# no training could be continued. This is the date that Llama 3's fall back to themselves.
+_DATE = date(2024, 7, 26)
+_ARGUMENTS = {"date_string": _DATE.strftime("%d %b %Y")}
+# What others call to write it. Functions cannot be handed to a template; it can define its own.
+_CLOCK = (
+    "{% macro strftime_now(format) %}{{ format"
+    + "".join(f"|replace('%{d}', '{_DATE:%{d}}')" for d in "aAbBcdHIjmMpSUwWxXyYZ")
+    + " }}{% endmacro +%}"
+)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # A thought at the start of an answer, and the blank lines behind it.
 _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
@@ -67,12 +75,18 @@ class ChatTemplate:
             return self._tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) or None,
+                chat_template=self._timeless(tools),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **_ARGUMENTS,
             )
         except Exception as error:  # whatever a template raises concerns this record alone
             raise _objection(error) from error
+
+    def _timeless(self, tools: Sequence[Message]) -> str:
+        """The template for these tools, with a clock that stands still."""
+        template: str = self._tokenizer.get_chat_template(None, list(tools) or None)
+        return _CLOCK + template if "strftime_now" in template else template
 
     @cached_property
     def marks_generation(self) -> bool:
@@ -91,7 +105,7 @@ class ChatTemplate:
             _, spans = render_jinja_template(
                 conversations=[present],
                 tools=list(tools) or None,
-                chat_template=self._tokenizer.get_chat_template(None, list(tools) or None),
+                chat_template=self._timeless(tools),
                 return_assistant_tokens_mask=True,
                 **{**self._tokenizer.special_tokens_map, **_ARGUMENTS},
             )

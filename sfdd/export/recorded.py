@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sfdd.artifacts import Provenance, RunDirectory, distilled_files, read_parquet_provenance
-from sfdd.conversations.config import mask_of
+from sfdd.conversations.config import MAX_LENGTH, mask_of
 from sfdd.errors import ArtifactError, UsageError
 from sfdd.export.config import ExportDataConfig
-
-_MAX_LENGTH = 4096  # where nothing was scored yet; as `sfdd score` takes by default
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def as_recorded(config: ExportDataConfig) -> tuple[ExportDataConfig, Recorded]:
     settings: dict[str, Any] = {
         "data": config.data or _distilled(run),
         "target": config.target or about.get("target"),
-        "max_length": config.max_length or identity.get("max_length") or _MAX_LENGTH,
+        "max_length": config.max_length or identity.get("max_length") or MAX_LENGTH,
         **mask_of(config, identity).identity(),
     }
     return replace(config, **settings), Recorded(provenance, not config.data)

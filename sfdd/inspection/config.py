@@ -4,10 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN, Provenance
-from sfdd.conversations.config import MaskConfig, mask_of
+from sfdd.conversations.config import MAX_LENGTH, MaskConfig, mask_of
 from sfdd.errors import UsageError
-
-_MAX_LENGTH = 4096  # where nothing was scored yet; as `sfdd score` takes by default
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,6 @@ class InspectConfig:
         data = self.data or tuple(about.get("data", ()))
         if not data:
             raise UsageError(f"No data set given, and nothing was scored in {self.run}: name one.")
-        max_length = self.max_length or identity.get("max_length") or _MAX_LENGTH
+        max_length = self.max_length or identity.get("max_length") or MAX_LENGTH
         mask = mask_of(self, identity).identity()
         return replace(self, target=target, data=data, max_length=max_length, **mask)

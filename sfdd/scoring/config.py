@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN
-from sfdd.conversations.config import MaskConfig
+from sfdd.conversations.config import MAX_LENGTH, MaskConfig
 from sfdd.errors import UsageError
 from sfdd.targets.config import BackendConfig
 
@@ -30,7 +30,7 @@ class ScoreConfig(BackendConfig):
     target: str
     run: Path = DEFAULT_RUN
     mask: MaskConfig = field(default_factory=MaskConfig)
-    max_length: int = 4096
+    max_length: int = MAX_LENGTH
     shard_index: int | None = None
     num_shards: int | None = None
     token_scores: bool = False

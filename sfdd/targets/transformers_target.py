@@ -31,6 +31,7 @@ from sfdd.targets.statistics import (
     logits_statistics,
     rows_per_chunk,
 )
+from sfdd.targets.transfer import fetching, to_device
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -111,6 +112,19 @@ class TransformersTarget:
     def _rope_type(self) -> str | None:
         return (getattr(self.config, "rope_parameters", None) or {}).get("rope_type")
 
+    @property
+    def rope_goes_by_length(self) -> bool:
+        """Whether states depend on the longest conversation of a batch, so that each needs its own."""
+        return self._rope_type == "longrope"
+
+    def require_independent_states(self) -> None:
+        """Raise TargetError where states would depend on what was computed before."""
+        if self._rope_type == "dynamic":
+            raise TargetError(
+                f"Target {self.source.name} uses dynamic RoPE scaling, with which what it computes would "
+                "depend on the conversations before. Use a target with another rope_type."
+            )
+
     @cached_property
     def identity(self) -> Mapping[str, Any]:
         """What must be equal for two targets to give the same scores."""
@@ -184,17 +198,13 @@ class TransformersTarget:
 
         With the next batch started in between, a GPU never waits for its results to be fetched.
         """
-        if self._rope_type == "dynamic":
-            raise TargetError(
-                f"Target {self.source.name} uses dynamic RoPE scaling, with which a score would depend "
-                "on the conversations before it. Use a target with another rope_type."
-            )
+        self.require_independent_states()
         counts = [conversation.num_supervised_tokens for conversation in batch]
-        if self._rope_type == "longrope":  # chosen by the longest of a batch, and of a piece
+        if self.rope_goes_by_length:  # or of a piece
             values = torch.cat([self._statistics([c], padding_side, None) for c in batch], dim=1)
         else:
             values = self._statistics(batch, padding_side, prefill_tokens)
-        fetch = _fetching(values)
+        fetch = fetching(values)
         return lambda: [as_token_stats(part) for part in torch.split(fetch(), counts, dim=1)]
 
     def _statistics(
@@ -205,7 +215,7 @@ class TransformersTarget:
     ) -> Tensor:
         """The statistics of every supervised token, conversation by conversation: [6, N]."""
         input_ids, attention_mask, starts = self._pad(batch, padding_side)
-        rows, columns = (_to(x, self.device) for x in _supervised_positions(batch, starts))
+        rows, columns = (to_device(x, self.device) for x in _supervised_positions(batch, starts))
         next_ids = input_ids[rows, columns]  # [N]
         if prefill_tokens and len(batch) == 1 and input_ids.shape[1] > prefill_tokens:
             return self._statistics_in_pieces(input_ids, batch[0], next_ids, prefill_tokens)
@@ -229,7 +239,7 @@ class TransformersTarget:
             piece = input_ids[:, start : start + prefill_tokens]
             hidden = self.hidden_states(piece, cache=cache)[0]  # [prefill_tokens, H]
             last = int(np.searchsorted(predicting, start + piece.shape[1]))
-            wanted = _to(torch.from_numpy(predicting[first:last] - start), self.device)
+            wanted = to_device(torch.from_numpy(predicting[first:last] - start), self.device)
             values.append(self._head_statistics(hidden[wanted], next_ids[first:last]))
             first = last
         return torch.cat(values, dim=1)
@@ -256,31 +266,8 @@ class TransformersTarget:
         attention_mask = None
         if side == "left":
             attention_mask = torch.arange(width) >= torch.tensor(starts)[:, None]
-            attention_mask = _to(attention_mask.long(), self.device)
-        return _to(input_ids, self.device), attention_mask, starts
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device; to a GPU from pinned memory, so that nobody waits for it."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _fetching(values: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy a tensor to the CPU; the call returned waits until it is there."""
-    if values.device.type != "cuda":
-        return values.cpu
-    fetched = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    fetched.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-
-    def fetch() -> Tensor:
-        arrived.synchronize()
-        return fetched
-
-    return fetch
+            attention_mask = to_device(attention_mask.long(), self.device)
+        return to_device(input_ids, self.device), attention_mask, starts
 
 
 def _supervised_positions(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.targets.transfer import to_device
 from sfdd.training.objectives import SHIFT
 from sfdd.training.states import States
 
@@ -87,6 +88,7 @@ def make_batch(
 ) -> Batch:
     """What the drafter is trained on, or measured on, in one forward pass."""
     tokens = pad(conversations, weights)
-    input_ids = tokens.input_ids.to(device)
+    input_ids = to_device(tokens.input_ids, device)
     hidden, aux = states.read(conversations, input_ids)
-    return Batch(input_ids, tokens.loss_mask.to(device), tokens.weights.to(device), hidden, aux)
+    loss_mask, of_tokens = (to_device(x, device) for x in (tokens.loss_mask, tokens.weights))
+    return Batch(input_ids, loss_mask, of_tokens, hidden, aux)

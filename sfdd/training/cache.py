@@ -5,9 +5,11 @@
 
 A sample's states depend on its tokens alone, so it is known by those, whatever data set or run it is
 from. The name of a shard ends in the digest of its bytes, and there is no list of shards: a file that
-does not match its name is removed, and what was in it computed again.
+does not match its name is removed, and what was in it computed again. Files are read for that when they
+are new, or have changed since (by size and time): a cache may be terabytes.
 """
 
+import json
 import logging
 import os
 import re
@@ -34,11 +36,12 @@ from sfdd.artifacts import (
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.errors import ArtifactError
 from sfdd.progress import Progress, ProgressCallback
+from sfdd.targets.transfer import to_device
 from sfdd.targets.transformers_target import TransformersTarget
 
 log = logging.getLogger(__name__)
 
-_RECORD = "cache.json"
+_RECORD, _FOUND_SOUND = "cache.json", ".found-sound.json"
 _SHARD_NAME = re.compile(r"states-([0-9a-f]{32})\.safetensors")
 _OPEN_SHARDS = 512
 
@@ -58,7 +61,7 @@ class StatesCache:
         target: TransformersTarget,
         aux_layers: Sequence[int],
         dtype: torch.dtype,
-        max_length: int,
+        max_length: int | None,
     ) -> None:
         """Open a directory, which need not exist yet.
 
@@ -103,27 +106,42 @@ class StatesCache:
             write_text(self.directory / _RECORD, self._provenance.to_json())
 
     def remove_damaged(self, on_progress: ProgressCallback) -> None:
-        """Remove the shards that are not what their names say, and unfinished ones; reads every byte."""
+        """Remove the shards that are not what their names say, and unfinished ones."""
         for unfinished in self.directory.glob(".states-*.tmp"):  # of a process that was killed
             unfinished.unlink(missing_ok=True)
-        shards = self._shards()
+        sound = self._found_sound()
+        shards = [shard for shard in self._shards() if sound.get(shard.name) != _stamp(shard)]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             verdicts = zip(shards, pool.map(_is_sound, shards), strict=True)
-            for done, (shard, sound) in enumerate(verdicts, start=1):
-                if not sound:
+            for done, (shard, is_sound) in enumerate(verdicts, start=1):
+                if not is_sound:
                     log.warning("%s is damaged; its hidden states are computed again.", shard)
                     shard.unlink()
                 on_progress(Progress("checking the cache", "files", done, len(shards)))
+        stamps = {shard.name: _stamp(shard) for shard in self._shards()}
+        with _names_the_option():
+            write_text(self.directory / _FOUND_SOUND, json.dumps(stamps))
+
+    def _found_sound(self) -> Mapping[str, list[int]]:
+        """Stamps of the shards that were sound when they were last read."""
+        try:
+            stamps = json.loads((self.directory / _FOUND_SOUND).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return stamps if isinstance(stamps, dict) else {}
 
     def missing(
         self, conversations: Sequence[TokenizedConversation]
     ) -> dict[str, TokenizedConversation]:
-        """The distinct samples that are not in the directory, by key, shortest first."""
+        """The distinct samples that are not in the directory, by key, longest first.
+
+        So they make batches with little padding, and memory runs out at once or not at all.
+        """
         self._shard_of = {
             key: shard for shard in self._shards() for key in list(self._open(shard).keys())
         }
         missing = {key: c for c in conversations if (key := _key(c)) not in self._shard_of}
-        return dict(sorted(missing.items(), key=lambda item: len(item[1])))
+        return dict(sorted(missing.items(), key=lambda item: -len(item[1])))
 
     def write(self, samples: Mapping[str, Tensor]) -> None:  # [T, (1 + A) * H] each
         """Add some samples as one shard, whole or not at all."""
@@ -141,7 +159,7 @@ class StatesCache:
             key = _key(conversation)
             fetched = self._coming.pop(key, None)
             rows[row, : len(conversation)] = fetched.result() if fetched else self._fetch(key)
-        rows = rows.to(self._device)
+        rows = to_device(rows, self._device)
         return rows[..., : self._width], self._aux(rows)
 
     def expect(self, coming: Sequence[Sequence[TokenizedConversation]]) -> None:
@@ -190,6 +208,11 @@ def _recorded(directory: Path) -> Provenance | None:
             f"{directory / _RECORD} cannot be read ({error}). Name another directory with --cache, or "
             "delete this one."
         ) from error
+
+
+def _stamp(shard: Path) -> list[int]:
+    status = shard.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _is_sound(shard: Path) -> bool:

@@ -5,20 +5,21 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from math import inf
 
 import torch
 from torch import Tensor
 
 from sfdd.artifacts import RunDirectory, exclusive
 from sfdd.conversations.conversation import TokenizedConversation
-from sfdd.errors import ArtifactError
+from sfdd.errors import ArtifactError, OutOfTimeError, TargetError
 from sfdd.progress import Progress, ProgressCallback
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training.batches import pad
 from sfdd.training.cache import StatesCache
 from sfdd.training.distributed import Ranks
 from sfdd.training.schedule import cut
-from sfdd.training.states import OnlineStates, require_finite_states
+from sfdd.training.states import OnlineStates, fault_of_states
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,17 @@ def complete(
     ranks: Ranks,
     on_progress: ProgressCallback,
     batch_tokens: int,
+    deadline: float = inf,
 ) -> None:
     """Compute the missing states of some conversations; each process takes its part.
 
     Another run that fills the same cache is waited for.
 
+    Args:
+        deadline: by `time.monotonic`.
+
     Raises:
+        OutOfTimeError: it came before all was done; what was done is in the cache.
         ArtifactError: the disk has no room, or the directory cannot be written.
         TargetError: the states of a conversation are not finite, or too large for the cache's dtype.
     """
@@ -53,9 +59,15 @@ def complete(
         missing = cache.missing(conversations)
         mine = dict(list(missing.items())[ranks.index :: ranks.count])
         ranks.wait()  # all have looked before anyone writes
-        _compute(cache, target, mine, on_progress, batch_tokens)
-        ranks.wait()
-    if lost := cache.missing(conversations):
+        _compute(cache, target, mine, on_progress, batch_tokens, deadline)
+        late = ranks.highest(int(time.monotonic() >= deadline))
+    lost = cache.missing(conversations)
+    if lost and late:
+        raise OutOfTimeError(
+            f"Stopped after --max-hours: {len(lost):,} samples are still missing in the cache "
+            f"{cache.directory}. Run the same command again to continue."
+        )
+    if lost:
         raise ArtifactError(
             f"{len(lost)} samples of the cache {cache.directory} were lost while this ran. Run the same "
             "command again: it computes them alone."
@@ -89,6 +101,7 @@ def _compute(
     missing: Mapping[str, TokenizedConversation],
     on_progress: ProgressCallback,
     batch_tokens: int,
+    deadline: float,
 ) -> None:
     online = OnlineStates(target, cache.aux_layers, cache.dtype)
     keys, conversations = list(missing), list(missing.values())
@@ -100,15 +113,20 @@ def _compute(
         states = _states(online, [conversations[i] for i in rows], target)  # [B, T, (1 + A) * H]
         for i, of_one in zip(rows, states, strict=True):
             if not bool(of_one[: lengths[i]].isfinite().all()):
-                require_finite_states(target, conversations[i], cache.aux_layers, cache.dtype)
+                fault = fault_of_states(target, conversations[i], cache.aux_layers, cache.dtype)
+                raise TargetError(f"Cannot cache these data: {fault}")
             samples[keys[i]] = of_one[: lengths[i]].clone()
             tokens += lengths[i]
         done += len(rows)
         size = sum(states.nbytes for states in samples.values())
-        if size > _SHARD_BYTES or time.monotonic() - started > _SHARD_SECONDS or done == len(keys):
+        now = time.monotonic()
+        is_last = done == len(keys) or now >= deadline
+        if is_last or size > _SHARD_BYTES or now - started > _SHARD_SECONDS:
             cache.write(samples)
-            samples, started = {}, time.monotonic()
+            samples, started = {}, now
         on_progress(Progress("caching", "samples", done, len(keys), tokens))
+        if is_last:
+            return
 
 
 def _states(

@@ -4,8 +4,8 @@
     drafter/training_log.jsonl
     drafter/checkpoints/step-N/                               the newest ones, and the best one measured
 
-A checkpoint is a drafter directory itself, so it can be evaluated as it is, plus the optimizer's moments
-and the log so far. Nothing else has a state: see `schedule`.
+A checkpoint is a drafter directory itself, so it can be evaluated, exported and served as it is, plus the
+optimizer's moments and the log so far. Nothing else has a state: see `schedule`.
 """
 
 import shutil
@@ -28,7 +28,9 @@ from sfdd.training.log import TrainingLog
 
 LOG = "training_log.jsonl"
 _CHECKPOINTS = "checkpoints"
-_MOMENTS = "optimizer.safetensors"
+_MOMENTS = (
+    "optimizer/moments.safetensors"  # engines load every safetensors file beside the drafter's
+)
 _DRAFTER = ("provenance.json", "config.json", "model.safetensors")
 
 

@@ -15,7 +15,7 @@ from sfdd.artifacts import (
     distilled_files,
     read_parquet_provenance,
 )
-from sfdd.conversations.config import MaskConfig, mask_of
+from sfdd.conversations.config import MAX_LENGTH, MaskConfig, mask_of
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
@@ -36,24 +36,21 @@ _MOST_HELD_OUT = 256
 
 
 def with_run_defaults(config: TrainConfig) -> TrainConfig:
-    """Fill in the target, data and mask that the run's earlier stages used, where none are given.
+    """Fill in the target, data, length and mask of the run's earlier stages, where none are given.
 
     Raises:
         UsageError: there are none.
     """
     run = RunDirectory(config.run)
-    return replace(
+    path = next((path for path in (run.selection, run.scores) if path.is_file()), None)
+    scored = read_parquet_provenance(path).identity if path else {}
+    return replace(  # the drafter learns the tokens that were scored, unless told otherwise
         config,
         target=config.target or _default_target(run),
         data=config.data or _default_data(run),
-        **_default_mask(run, config),
+        max_length=config.max_length or scored.get("max_length") or MAX_LENGTH,
+        **mask_of(config, scored).identity(),
     )
-
-
-def _default_mask(run: RunDirectory, config: TrainConfig) -> Mapping[str, Any]:
-    """The drafter learns the tokens that were scored, unless told otherwise."""
-    path = next((path for path in (run.selection, run.scores) if path.is_file()), None)
-    return mask_of(config, read_parquet_provenance(path).identity if path else None).identity()
 
 
 def _default_target(run: RunDirectory) -> str:
@@ -142,7 +139,7 @@ def split(conversations: Sequence[TokenizedConversation], held_out: float, seed:
     Copies of a conversation stay on one side, and so do its samples, or the drafter would be measured on
     what it has seen.
     """
-    firsts = {c.origin: c.input_ids.tobytes() for c in reversed(conversations)}
+    firsts = {c.origin: digest_bytes(c.input_ids.tobytes()) for c in reversed(conversations)}
     contents = [firsts[c.origin] for c in conversations]
     distinct = list(dict.fromkeys(contents))
     count = 0
@@ -160,11 +157,8 @@ def split(conversations: Sequence[TokenizedConversation], held_out: float, seed:
 
 def supervised_counts(conversations: Sequence[TokenizedConversation], vocab_size: int) -> Ints:
     """How often each token is supervised. int64 [V]"""
-    counts = np.zeros(vocab_size, np.int64)
-    for conversation in conversations:
-        learnt = conversation.input_ids[conversation.loss_mask]
-        counts += np.bincount(learnt, minlength=vocab_size)
-    return counts
+    learnt = [conversation.input_ids[conversation.loss_mask] for conversation in conversations]
+    return np.bincount(np.concatenate(learnt), minlength=vocab_size)
 
 
 def digest_conversations(conversations: Sequence[TokenizedConversation]) -> str:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # How long a process waits for the others. The first one may fill a cache or measure for hours; one that
 # died is noticed by whoever started them.
 _PATIENCE = timedelta(days=7)
+_OTHER_ENGINES = {
+    "DeepSpeed": "ACCELERATE_USE_DEEPSPEED",
+    "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM",
+}
 
 
 class Ranks:
@@ -112,7 +116,7 @@ def together(config: "TrainConfig", environment: Mapping[str, str] = os.environ)
         UsageError: settings that contradict how they were started.
     """
     sharded = config.fsdp or environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    _require_the_launchers_precision(config.precision, environment)
+    _require_what_the_launcher_was_told(config.precision, environment)
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
     state = _state(on_cpu)
     if state.num_processes == 1:
@@ -143,13 +147,19 @@ def _state(on_cpu: bool) -> Any:
     return PartialState(cpu=on_cpu, timeout=_PATIENCE)
 
 
-def _require_the_launchers_precision(precision: str, environment: Mapping[str, str]) -> None:
+def _require_what_the_launcher_was_told(precision: str, environment: Mapping[str, str]) -> None:
     said = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if said not in ("no", precision):
         raise UsageError(
             f"'accelerate launch' was told to use {said}, and --precision is {precision}. Say the same "
             "to both."
         )
+    for engine, name in _OTHER_ENGINES.items():
+        if environment.get(name, "").lower() == "true":
+            raise UsageError(
+                f"'accelerate launch' was told to use {engine}, and sfdd trains with DDP or FSDP. Choose "
+                "one of these, or start sfdd with 'torchrun'."
+            )
 
 
 def whole(tensor: Tensor) -> Tensor:

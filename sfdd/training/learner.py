@@ -51,7 +51,6 @@ class Learner:
         self.objective = ranks.spread(Objective(drafter, target, losses, config.precision))
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(),
-            lr=config.learning_rate,
             betas=_BETAS,
             weight_decay=config.weight_decay,
         )

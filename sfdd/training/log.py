@@ -16,6 +16,9 @@ class TrainingLog:
     """`training_log.jsonl`, written line by line.
 
     Checkpoints keep a copy, and a run that continues restores it: a step stands there once.
+
+    Attributes:
+        held_out: the measurements, by the number of steps done before them.
     """
 
     def __init__(
@@ -28,6 +31,11 @@ class TrainingLog:
         """
         self.path, self._writes = path, writes
         self.lines = list(lines)
+        self.held_out = {
+            line["step"]: HeldOutScores.from_json(line)
+            for line in self.lines
+            if line["kind"] == _HELD_OUT
+        }
         if writes:
             write_text(path, self.to_text())
 
@@ -42,15 +50,6 @@ class TrainingLog:
     @property
     def steps(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["kind"] == _STEP]
-
-    @property
-    def held_out(self) -> dict[int, HeldOutScores]:
-        """The measurements, by the number of steps done before them."""
-        return {
-            line["step"]: HeldOutScores.from_json(line)
-            for line in self.lines
-            if line["kind"] == _HELD_OUT
-        }
 
     @property
     def best(self) -> int | None:
@@ -73,6 +72,7 @@ class TrainingLog:
 
     def add_held_out(self, step: int, scores: HeldOutScores, seconds: float) -> None:
         """Log a measurement made after `step` steps."""
+        self.held_out[step] = scores
         self._append({"kind": _HELD_OUT, "step": step, **scores.to_json(), "seconds": seconds})
 
     def _append(self, line: dict[str, Any]) -> None:

@@ -2,27 +2,26 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 from torch import Tensor
 
 from sfdd.artifacts import Provenance, RunDirectory
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.drafters.drafter import Drafter
-from sfdd.errors import DrafterError
+from sfdd.errors import DrafterError, SfddError, TargetError
 from sfdd.progress import Progress, ProgressCallback
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training.batches import Batch, make_batch
 from sfdd.training.checkpoints import LOG, Checkpoints
 from sfdd.training.config import TrainConfig
 from sfdd.training.distributed import ALONE, Ranks
-from sfdd.training.failure import REMEDY, NotFinite
+from sfdd.training.failure import NotFinite
 from sfdd.training.learner import Learner
 from sfdd.training.log import TrainingLog
-from sfdd.training.measuring import measure_held_out
+from sfdd.training.measuring import held_out_scores, measure_held_out
 from sfdd.training.report import TrainReport, loss_at_ends
 from sfdd.training.schedule import BatchPlan, learning_rate_factor, uniform_noise
-from sfdd.training.states import require_finite_states, states_dtype
+from sfdd.training.states import fault_of_states, states_dtype
 from sfdd.training.steps import Step, Steps
 from sfdd.training.stopping import Stopping
 from sfdd.training.supply import Supply
@@ -67,6 +66,7 @@ class Trainer:
         self.step = self.resumed = max(self.checkpoints.steps(), default=0)
         restored = self.checkpoints.restore(self.step, drafter, target) if self.step else None
         self.learner = Learner(drafter, target, config, ranks)
+        self._highest_learning_rate = config.highest_learning_rate(target.hidden_size)
         self.log = TrainingLog(directory / LOG, restored.lines if restored else (), ranks.is_first)
         if restored:
             self.learner.restore(restored.moments, self.log.loss_scale)
@@ -95,7 +95,7 @@ class Trainer:
         with self._stopping:
             try:
                 while True:
-                    if self.step in measured_at - self.log.held_out.keys():
+                    if self.step in measured_at and self.step not in self.log.held_out:
                         self._measure_held_out(on_progress)
                     if self.step == len(self.steps):
                         return
@@ -143,9 +143,9 @@ class Trainer:
         step = self.steps[self.step]
         sums, norm = self.learner.gradients(step, self._inputs)
         if bad := NotFinite.among(step, sums, norm):
-            raise self._stopped_by(bad)
+            raise self._stopped_by(bad, f"of step {self.step + 1}")
         factor = learning_rate_factor(self.step, len(self.steps), self.config.warmup)
-        learning_rate = self.config.learning_rate * factor
+        learning_rate = self._highest_learning_rate * factor
         self.learner.update(learning_rate)
         self.step += 1
         self.learner.scale.after_step(self.step)
@@ -195,7 +195,7 @@ class Trainer:
     def _measure_held_out(self, on_progress: ProgressCallback) -> None:
         assert self._held_out
         started = time.perf_counter()
-        scores = measure_held_out(
+        sums = measure_held_out(
             self.learner.objective,
             self._held_out,
             self._batch,
@@ -203,10 +203,9 @@ class Trainer:
             self._stop_if_asked,
             on_progress,
         )
-        if not isfinite(scores.loss):
-            raise DrafterError(
-                f"Training stopped: the held-out loss after step {self.step} is {scores.loss}. {REMEDY}"
-            )
+        if bad := NotFinite.among(self._held_out, sums, loss="held-out loss"):
+            raise self._stopped_by(bad, f"after step {self.step}")
+        scores = held_out_scores(sums, self._held_out.weight)
         self.log.add_held_out(self.step, scores, time.perf_counter() - started)
         agreement = {f"agreement_{k}": rate for k, rate in enumerate(scores.agreement, start=1)}
         self._track(
@@ -227,7 +226,8 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         """Leave with a checkpoint where a signal came or time is up; every process must ask."""
-        reason = self._stopping.reason(progressed=self.step > self.resumed)
+        # At the end too little is left to come back for, and what is not measured cannot be the best.
+        reason = self._stopping.reason(progressed=self.resumed < self.step < len(self.steps))
         if not reason:
             return
         if self.step:
@@ -237,10 +237,8 @@ class Trainer:
             raise _OutOfTimeError
         self._stopping.give_way(reason)
 
-    def _stopped_by(self, bad: NotFinite) -> DrafterError:
-        """Save the state before this step, and explain."""
-        for conversation in bad.conversations:
-            require_finite_states(self.target, conversation, *self._kind_of_states)
+    def _stopped_by(self, bad: NotFinite, when: str) -> SfddError:
+        """Save the state before it happened, and explain."""
         kept = ""
         if self.step:
             try:
@@ -249,7 +247,10 @@ class Trainer:
             except DrafterError:  # the weights are not finite either
                 kept = ""
             self.ranks.wait()
-        return DrafterError(bad.message(self.step + 1, kept))
+        for conversation in bad.conversations:
+            if fault := fault_of_states(self.target, conversation, *self._kind_of_states):
+                return TargetError(bad.message(when, kept, fault))
+        return DrafterError(bad.message(when, kept))
 
     def _better_than_the_last(self) -> int | None:
         best, measured = self.log.best, self.log.held_out

@@ -7,8 +7,9 @@
         when much is (Samarin et al., LK losses, arXiv 2602.23881, the hybrid with eta = 3). w is each
         token's own, so that a sum does not depend on what it is summed with.
 
-p is the target's softmax over the tokens that the drafter can draft. Where the target's first choice is
-not one of them, a token contributes nothing, as in EAGLE-3 (arXiv 2503.01840).
+p is the target's softmax over the tokens that the drafter can draft, which sums to 1 over those: with a
+draft vocabulary `tv` is of that p, not of the whole one. Where the target's first choice is not one of
+them, a token contributes nothing, as in EAGLE-3 (arXiv 2503.01840).
 """
 
 from collections.abc import Callable, Mapping
@@ -124,7 +125,8 @@ class _TokenLosses(torch.autograd.Function):
         agreeing = torch.zeros(num_steps, num_tokens, dtype=torch.bool, device=states.device)
         for start in range(0, num_tokens, supervision.rows_per_chunk):
             rows = slice(start, start + supervision.rows_per_chunk)
-            logits = supervision.target(supervision.hidden_states[rows])  # [n, V]
+            with torch.autocast(states.device.type, enabled=False):  # the drafter's precision alone
+                logits = supervision.target(supervision.hidden_states[rows])  # [n, V]
             p, choice, possible = _judged(logits, supervision.draft_to_target)
             steps_at_once = logits.shape[-1] // p.shape[-1]  # as many logits as the target's
             del logits

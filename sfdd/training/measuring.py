@@ -25,7 +25,7 @@ def measure_held_out(
     ranks: Ranks,
     before_each: Callable[[], None],
     on_progress: ProgressCallback,
-) -> HeldOutScores:
+) -> Sums:
     """Roll drafts of `DRAFT_STEPS` tokens from every position of the held-out conversations.
 
     Args:
@@ -43,10 +43,11 @@ def measure_held_out(
         done, tokens = done + len(everywhere), tokens + sum(map(len, everywhere))
         total = len(held_out.conversations)
         on_progress(Progress("held-out", "conversations", done, total, tokens))
-    return _scores(add_up(of_each, ranks), held_out.weight)
+    return add_up(of_each, ranks)
 
 
-def _scores(sums: Sums, weight: float) -> HeldOutScores:
+def held_out_scores(sums: Sums, weight: float) -> HeldOutScores:
+    """What some sums say; `weight` is that of all held-out tokens."""
     agreeing, counted = sums.agreeing[:DRAFT_STEPS], sums.counted[:DRAFT_STEPS]
     return HeldOutScores(
         loss=sums.loss / weight,

@@ -1,5 +1,6 @@
 """`sfdd train-draft`: from data and target to a drafter that is finished, or can be gone on with."""
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -9,6 +10,7 @@ from math import inf
 import torch
 
 from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment, exclusive
+from sfdd.conversations.config import MAX_LENGTH
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.conversations.pipeline import open_sources
 from sfdd.drafters.drafter import Drafter, read_provenance
@@ -35,11 +37,14 @@ from sfdd.training.data import (
     with_run_defaults,
 )
 from sfdd.training.distributed import ALONE, Ranks, together
+from sfdd.training.failure import memory_running_out
 from sfdd.training.loop import Trainer
 from sfdd.training.report import TrainReport
 from sfdd.training.states import states_dtype
 from sfdd.training.supply import Supply, open_states, token_weights
 from sfdd.training.trackers import require_tracker, start_tracker
+
+log = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainReport:
@@ -72,8 +77,9 @@ def train(config: TrainConfig, on_progress: ProgressCallback = silent) -> TrainR
         )
         if of_the_run:
             check_selection(run, target.source.name, target.identity)
-        config = replace(config, max_length=target.usable_length(config.max_length))
-        data = read_training_data(sources, target.tokenizer, config.max_length, config.mask)
+        max_length = target.usable_length(config.max_length or MAX_LENGTH)
+        config = replace(config, max_length=max_length)
+        data = read_training_data(sources, target.tokenizer, max_length, config.mask)
         report = train_draft(config, target, data.conversations, on_progress, ranks, started)
     return replace(report, skipped=data.skipped, truncated=data.truncated)
 
@@ -98,7 +104,8 @@ def train_draft(
         DataError: there is nothing to train on.
         ArtifactError: the directory cannot be written, or holds a drafter of other settings, data or
             target; or the cache or the token weights cannot be used.
-        DrafterError: the loss or its gradient is no longer finite.
+        DrafterError: the loss or its gradient is no longer finite, or memory ran out.
+        OutOfTimeError: `max_hours` were over before the cache was filled.
     """
     started = time.monotonic() if started is None else started
     run = RunDirectory(config.run)
@@ -113,6 +120,7 @@ def train_draft(
         {
             **target.identity,
             **config.identity(),
+            "learning_rate": config.highest_learning_rate(target.hidden_size),
             "states_dtype": str(states_dtype(config.states_dtype, target)).removeprefix("torch."),
             "training_data": digest_conversations(usable),
             **({"token_weights": weights.digest} if weights else {}),
@@ -128,13 +136,15 @@ def train_draft(
     if is_finished(run.drafter):
         return _finished(run, target, ranks)
 
-    supply = Supply(
-        data, open_states(config, target, data, ranks, on_progress), weights or equal_weights
-    )
-    trainer = Trainer(config, target, drafter, supply, provenance, ranks)
-    name = config.tracker if ranks.is_first else "none"
-    with closing(start_tracker(name, run.root, trainer.resumed, config.to_json())) as tracker:
-        trainer.run(on_progress, tracker, started + 3600 * (config.max_hours or inf))
+    deadline = started + 3600 * (config.max_hours or inf)
+    with memory_running_out(config):
+        states = open_states(config, target, data, ranks, on_progress, deadline)
+        supply = Supply(data, states, weights or equal_weights)
+        trainer = Trainer(config, target, drafter, supply, provenance, ranks)
+        _warn_of_idle_processes(trainer)
+        name = config.tracker if ranks.is_first else "none"
+        with closing(start_tracker(name, run.root, trainer.resumed, config.to_json())) as tracker:
+            trainer.run(on_progress, tracker, deadline)
     report = trainer.report()
     if report.is_finished:
         result = {**provenance.about, "result": report.to_json()}
@@ -157,6 +167,19 @@ def _untrained(config: TrainConfig, target: TransformersTarget, data: Split) -> 
         aux_layers=config.aux_layers,
         draft_to_target=vocabulary,
     )
+
+
+def _warn_of_idle_processes(trainer: Trainer) -> None:
+    processes, plan = trainer.ranks.count, trainer.plan
+    in_a_step = len(trainer.supply.data.training) * plan.epochs / plan.epoch_ends[-1]
+    if in_a_step < 2 * processes and processes > 1:
+        log.warning(
+            "A step of --batch-tokens %d has %.1f conversations for %d processes, so some are idle: give "
+            "more --batch-tokens.",
+            trainer.config.batch_tokens,
+            in_a_step,
+            processes,
+        )
 
 
 def _finished(run: RunDirectory, target: TransformersTarget, ranks: Ranks) -> TrainReport:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sfdd.conversations.conversation import TokenizedConversation
-from sfdd.errors import TargetError
 from sfdd.targets.transformers_target import TransformersTarget
 
 
@@ -37,12 +37,24 @@ class OnlineStates:
     def __init__(
         self, target: TransformersTarget, aux_layers: Sequence[int], dtype: torch.dtype
     ) -> None:
+        target.require_independent_states()
         self._target, self._aux_layers, self._dtype = target, tuple(aux_layers), dtype
 
     def read(
         self, conversations: Sequence[TokenizedConversation], input_ids: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """See `States`."""
+        if not self._target.rope_goes_by_length or len(conversations) < 2:
+            return self._forward(input_ids)
+        each = [
+            self._forward(ids[None, : len(conversation)])
+            for ids, conversation in zip(input_ids, conversations, strict=True)
+        ]
+        hidden = pad_sequence([last[0] for last, _ in each], batch_first=True)
+        aux = [of_one[0] for _, of_one in each if of_one is not None]
+        return hidden, pad_sequence(aux, batch_first=True) if aux else None
+
+    def _forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         # Not inference_mode: autograd keeps these tensors for the backward pass.
         with torch.no_grad():
             hidden, aux = self._target.hidden_and_aux_states(input_ids, aux_layers=self._aux_layers)
@@ -60,25 +72,26 @@ def states_dtype(name: str, target: TransformersTarget) -> torch.dtype:
     return own if own.itemsize == 2 else torch.float16
 
 
-def require_finite_states(
+def fault_of_states(
     target: TransformersTarget,
     conversation: TokenizedConversation,
     aux_layers: Sequence[int],
     dtype: torch.dtype,
-) -> None:
-    """Raise TargetError where the hidden states of a conversation are not finite, with the remedy."""
+) -> str | None:
+    """Why the hidden states of a conversation are not finite, and the remedy; None where they are."""
     input_ids = torch.from_numpy(conversation.input_ids).long()[None].to(target.device)
     with torch.no_grad():
         hidden, aux = target.hidden_and_aux_states(input_ids, aux_layers=aux_layers)
     states = hidden if aux is None else torch.cat([hidden, aux], dim=-1)  # [1, T, (1 + A) * H]
     if not bool(states.isfinite().all()):
-        raise TargetError(
-            f"The target's hidden states for conversation {conversation.id} are not finite. Remove the "
+        return (
+            f"the target's hidden states for conversation {conversation.id} are not finite. Remove the "
             "conversation, or give another --dtype for the target."
         )
     if not bool(states.to(dtype).isfinite().all()):
-        raise TargetError(
-            f"The target's hidden states for conversation {conversation.id} reach "
+        return (
+            f"the target's hidden states for conversation {conversation.id} reach "
             f"{states.abs().max().item():.3g}, more than {str(dtype).removeprefix('torch.')} can hold. "
             "Give --states-dtype bfloat16."
         )
+    return None

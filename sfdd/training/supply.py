@@ -1,6 +1,7 @@
 """What a training consumes: conversations, their hidden states, the weights of their tokens."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from sfdd.artifacts import RunDirectory
@@ -45,13 +46,16 @@ def open_states(
     data: Split,
     ranks: Ranks = ALONE,
     on_progress: ProgressCallback = silent,
+    deadline: float = inf,
 ) -> States:
     """The source of hidden states that the settings name; a cache is filled first.
 
     Args:
         config: with the aux layers of an EAGLE-3 drafter.
+        deadline: by `time.monotonic`, for filling the cache.
 
     Raises:
+        OutOfTimeError: the deadline came first.
         ArtifactError: the cache cannot be used, or the disk has no room for it.
         TargetError: hidden states are not finite.
     """
@@ -60,5 +64,5 @@ def open_states(
         return OnlineStates(target, aux_layers, dtype)
     cache = StatesCache(config.cache, target, aux_layers, dtype, config.max_length)
     samples = [*data.training, *data.held_out]
-    complete(cache, target, samples, ranks, on_progress, config.tokens_at_once)
+    complete(cache, target, samples, ranks, on_progress, config.tokens_at_once, deadline)
     return cache

@@ -183,8 +183,12 @@ def test_a_conversation_that_begins_with_the_assistant() -> None:
 
 def test_a_template_that_writes_the_date_gives_the_same_text_every_day() -> None:
     llama3 = "{% if not date_string %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ date_string }} "
-    rendered = render("q", "a", template=llama3 + CHATML)
-    assert pieces(rendered)[0][1].startswith("26 Jul 2024 ")
+    for template in (llama3, "{{ strftime_now('%d %b %Y') }} "):
+        rendered = render("q", "a", template=template + CHATML)
+        assert pieces(rendered)[0][1].startswith("26 Jul 2024 ")
+    others = "\n {{ strftime_now('%Y-%m-%d, %A %B, %H:%M') }}\n"
+    rendered = render("q", "a", template=others + CHATML)
+    assert pieces(rendered)[0][1].startswith("\n 2024-07-26, Friday July, 00:00\n")
 
 
 def test_truncation_in_the_middle_of_an_answer() -> None:

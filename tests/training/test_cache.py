@@ -1,5 +1,6 @@
 """Hidden states on disk: those computed in the loop, never of another target, never damaged."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from training.helpers import assert_same_course, assert_same_weights, conversation, log_lines
 
 from sfdd.conversations.conversation import TokenizedConversation
-from sfdd.errors import ArtifactError, TargetError
+from sfdd.errors import ArtifactError, OutOfTimeError, TargetError
 from sfdd.progress import Progress, silent
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training import caching
@@ -243,8 +244,9 @@ def test_states_too_large_for_float16_are_refused_with_the_remedy(
     message = r"reach \d\.\d+e\+\d+, more than float16 can hold\. Give --states-dtype bfloat16\.$"
     with pytest.raises(TargetError, match=message):
         _filled(tmp_path / "cache", target, conversations)
-    with pytest.raises(TargetError, match=message):  # in the loop, too
-        train_draft(make_config(method="eagle3", held_out=0.0), target, conversations)
+    for held_out in (0.0, 0.5):  # in the loop, too, and where nothing was trained yet
+        with pytest.raises(TargetError, match=message.replace(r"\.$", r"\. Start again")):
+            train_draft(make_config(method="eagle3", held_out=held_out), target, conversations)
     _filled(tmp_path / "bfloat16", target, conversations, dtype=torch.bfloat16)
 
 
@@ -310,6 +312,66 @@ def test_killed_while_it_is_filled_and_filled_the_rest_of_the_way(
         strict=True,
     ):
         torch.testing.assert_close(ours, wanted)
+
+
+def test_what_was_found_sound_is_read_again_only_if_it_changed(
+    tiny_target: TransformersTarget, conversations: Conversations, tmp_path: Path
+) -> None:
+    def checked() -> int:
+        moments: list[Progress] = []
+        _filled(tmp_path / "cache", tiny_target, conversations, on_progress=moments.append)
+        return sum(moment.stage == "checking the cache" for moment in moments)
+
+    assert checked() == 0
+    shards = _shards(tmp_path / "cache")
+    assert checked() == len(shards)
+    assert checked() == 0
+    shards[0].write_bytes(shards[0].read_bytes())
+    assert checked() == 1
+
+
+def test_filling_stops_when_time_is_up_and_goes_on(
+    tiny_target: TransformersTarget, conversations: Conversations, tmp_path: Path
+) -> None:
+    def fill(deadline: float) -> None:
+        cache = StatesCache(tmp_path, tiny_target, AUX, torch.float16, 2048)
+        caching.complete(cache, tiny_target, conversations, ALONE, silent, 24, deadline)
+
+    with pytest.raises(OutOfTimeError) as error:
+        fill(time.monotonic())
+    done = sum(len(load_file(shard)) for shard in _shards(tmp_path))
+    missing = len({c.input_ids.tobytes() for c in conversations}) - done
+    assert done
+    assert str(error.value) == (
+        f"Stopped after --max-hours: {missing} samples are still missing in the cache {tmp_path}. "
+        "Run the same command again to continue."
+    )
+    while missing > 0:
+        with contextlib.suppress(OutOfTimeError):
+            fill(time.monotonic())
+        missing -= 1
+    fill(time.monotonic())
+
+
+def test_each_conversation_has_its_own_positions_where_they_depend_on_the_longest(
+    tmp_path: Path, conversations: Conversations
+) -> None:
+    factors = [1.0 + i for i in range(4)]
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+    scaling |= {"short_factor": factors, "long_factor": [3 * f for f in factors]}
+    scaling |= {"original_max_position_embeddings": 16}
+    directory = save_tiny_target(tmp_path / "target", rope_parameters=scaling)
+    target = TransformersTarget.load(str(directory))
+    batch = [random_conversation(length, 3, seed=length) for length in (40, 9)]
+    cache = _filled(tmp_path / "cache", target, batch)
+    for states in (OnlineStates(target, AUX, torch.float16), cache):
+        hidden, aux = states.read(batch, pad(batch).input_ids)
+        assert aux is not None
+        for row, one in enumerate(batch):
+            alone = target.hidden_and_aux_states(pad([one]).input_ids, aux_layers=AUX)
+            for ours, wanted in zip((hidden, aux), alone, strict=True):
+                assert wanted is not None
+                assert torch.equal(ours[row, : len(one)], wanted[0].half())
 
 
 def test_what_is_expected_is_what_is_read(

@@ -124,3 +124,10 @@ def test_settings_load_without_torch() -> None:
         "import sys, sfdd.training.config, sfdd.training.report; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_learning_rate_falls_with_the_width_of_the_target() -> None:
+    assert TrainConfig().highest_learning_rate(64) == 1e-3
+    assert TrainConfig().highest_learning_rate(576) == 1e-3
+    assert TrainConfig().highest_learning_rate(4096) == pytest.approx(1.40625e-4)
+    assert TrainConfig(learning_rate=0.5).highest_learning_rate(4096) == 0.5

@@ -227,6 +227,13 @@ def test_settings_that_contradict_the_launcher() -> None:
     )
     with together(TrainConfig(precision="bf16"), said) as ranks:
         assert (ranks.index, ranks.count) == (0, 1)
+    deepspeed = {"ACCELERATE_USE_DEEPSPEED": "true"}
+    with pytest.raises(UsageError) as error, together(TrainConfig(), deepspeed):
+        pass
+    assert str(error.value) == (
+        "'accelerate launch' was told to use DeepSpeed, and sfdd trains with DDP or FSDP. Choose one of "
+        "these, or start sfdd with 'torchrun'."
+    )
 
 
 @pytest.mark.slow

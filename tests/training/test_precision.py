@@ -9,12 +9,17 @@ from safetensors.torch import load_file
 from training.helpers import assert_same_course, assert_same_weights, equal, log_lines, weights
 
 from sfdd.conversations.conversation import TokenizedConversation
+from sfdd.drafters.loading import new_drafter
 from sfdd.errors import DrafterError, TargetError
 from sfdd.progress import Progress
 from sfdd.targets.transformers_target import TransformersTarget
+from sfdd.training.batches import equal_weights, make_batch
 from sfdd.training.config import TrainConfig
+from sfdd.training.module import Objective
+from sfdd.training.objectives import LossConfig
 from sfdd.training.precision import LossScale
 from sfdd.training.run import train_draft
+from sfdd.training.states import OnlineStates
 
 MakeConfig = Callable[..., TrainConfig]
 Conversations = list[TokenizedConversation]
@@ -153,6 +158,58 @@ def test_a_conversation_for_which_the_target_is_not_finite_is_the_one_named(
     finally:
         row.copy_(before)
     assert str(error.value) == (
-        "The target's hidden states for conversation made:9 are not finite. Remove the conversation, "
-        "or give another --dtype for the target."
+        "Training stopped: the loss of step 1 is nan, since the target's hidden states for conversation "
+        "made:9 are not finite. Remove the conversation, or give another --dtype for the target. Start "
+        "again with --overwrite."
     )
+
+
+def test_states_that_are_no_longer_finite_leave_the_state_before(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    """The embeddings are poisoned while step 4 is done; only the end of an epoch left a checkpoint."""
+    config = make_config(held_out=0.0, checkpoint_every=1000)
+    weight = tiny_target.embedding.weight.data
+    before = weight.clone()
+
+    def poison(moment: Progress) -> None:
+        if moment.done == 4:
+            weight.fill_(float("nan"))
+
+    try:
+        with pytest.raises(TargetError) as error:
+            train_draft(config, tiny_target, conversations, poison)
+    finally:
+        weight.copy_(before)
+    kept = config.run / "drafter/checkpoints/step-4"
+    assert str(error.value).startswith(
+        "Training stopped: the loss of step 5 is nan, since the target's"
+    )
+    assert f"The state before it is kept in {kept}. Start again with --overwrite." in str(
+        error.value
+    )
+    assert kept.is_dir()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_what_the_target_says_is_computed_in_its_own_precision(
+    precision: str, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    seen = []
+
+    class Head:
+        embedding, rows_per_chunk = tiny_target.embedding, tiny_target.rows_per_chunk
+
+        def logits(self, states: torch.Tensor) -> torch.Tensor:
+            logits = tiny_target.logits(states)
+            seen.append((states, logits))
+            return logits
+
+    drafter = new_drafter("eagle3", tiny_target)
+    objective = Objective(drafter, Head(), LossConfig(ttt_steps=2), precision)
+    states = OnlineStates(tiny_target, drafter.aux_layers, torch.float32)
+    batch = make_batch(conversations[:4], equal_weights, states, tiny_target.device)
+    objective(batch)
+    assert seen
+    for states_read, logits in seen:
+        assert torch.equal(logits, tiny_target.logits(states_read))

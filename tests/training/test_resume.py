@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training.helpers import conversation, equal, log_lines, weights
+import torch
+from training.helpers import assert_same_weights, conversation, equal, log_lines, weights
 
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.drafters.loading import load_drafter
-from sfdd.errors import ArtifactError
+from sfdd.errors import ArtifactError, DrafterError
 from sfdd.progress import Progress
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training.config import TrainConfig
@@ -117,7 +118,7 @@ def test_two_checkpoints_are_kept_and_each_is_a_drafter(
     assert sorted(path.name for path in (checkpoints / "step-4").iterdir()) == [
         "config.json",
         "model.safetensors",
-        "optimizer.safetensors",
+        "optimizer",
         "provenance.json",
         "training_log.jsonl",
     ]
@@ -202,6 +203,52 @@ def test_time_that_is_up_leaves_a_checkpoint_and_the_rest_is_exact(
     assert equal(weights(config.run), weights(uninterrupted))
 
 
+def test_time_that_is_up_at_the_end_does_not_keep_the_end_from_being_measured(
+    make_config: MakeConfig, tiny_target: TransformersTarget, conversations: Conversations
+) -> None:
+    """Or the best checkpoint would be taken for one that is not needed."""
+    settings = {"learning_rate": 0.02, "epochs": 8, "held_out": 0.2, "keep_checkpoints": 1}
+    whole = train_draft(make_config("whole", **settings), tiny_target, conversations)
+    assert whole.best_step is not None
+    config = make_config(**settings)
+    with pytest.raises(_StoppedError):
+        train_draft(config, tiny_target, conversations, _stop_at(whole.steps - 1, _die))
+    config = replace(config, max_hours=1e-12)
+    while not (report := train_draft(config, tiny_target, conversations)).is_finished:
+        assert report.held_out_after is None
+    assert report.held_out_after == whole.held_out_after
+    assert report.best_step == whole.best_step
+    assert (config.run / f"drafter/checkpoints/step-{report.best_step}").is_dir()
+
+
+def test_memory_that_runs_out_is_said_with_the_remedy_and_the_run_goes_on(
+    make_config: MakeConfig,
+    tiny_target: TransformersTarget,
+    conversations: Conversations,
+    uninterrupted: Path,
+) -> None:
+    def run_out() -> None:
+        torch.empty(2**60)
+
+    config = make_config()
+    with pytest.raises(DrafterError) as error:
+        train_draft(config, tiny_target, conversations, _stop_at(5, run_out))
+    assert str(error.value).startswith("Memory ran out with 96 tokens at a time (")
+    assert str(error.value).endswith(
+        "Run the same command with --micro-batch-tokens 48 or less, or with --gradient-checkpointing: "
+        "it goes on from the last checkpoint."
+    )
+    lines: list[int] = []
+    train_draft(
+        replace(config, micro_batch_tokens=48),
+        tiny_target,
+        conversations,
+        lambda moment: lines.append(moment.done) if moment.stage == "training" else None,
+    )
+    assert lines == [5, 6]
+    assert_same_weights(config.run, uninterrupted)
+
+
 def test_a_signal_while_measuring_does_not_wait_for_the_end_of_it(
     make_config: MakeConfig,
     tiny_target: TransformersTarget,
@@ -256,13 +303,13 @@ def test_half_written_checkpoint_is_not_used(
         train_draft(config, tiny_target, conversations, _stop_at(5, _die))
     checkpoints = config.run / "drafter/checkpoints"
     shutil.copytree(checkpoints / "step-4", checkpoints / ".step-5")
-    (checkpoints / ".step-5/optimizer.safetensors").write_bytes(b"half")
+    (checkpoints / ".step-5/optimizer/moments.safetensors").write_bytes(b"half")
     train_draft(config, tiny_target, conversations)
     assert equal(weights(config.run), weights(uninterrupted))
     assert not checkpoints.exists()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer/moments.safetensors"])
 def test_damaged_checkpoint_is_named_and_the_one_before_it_serves(
     file: str,
     make_config: MakeConfig,
