@@ -107,6 +107,27 @@ def test_two_processes_give_the_losses_and_weights_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_two_processes_in_bfloat16_come_near_one(
+    fsdp: bool, config: TrainConfig, start: Start
+) -> None:
+    config = replace(config, method="eagle3", precision="bf16")
+    train(config)
+    two = replace(config, run=config.run.parent / "two", fsdp=fsdp)
+    _finish(start(two))
+    assert_same_course(two.run, config.run, rel=0.05)
+
+
+@pytest.mark.slow
+def test_steps_too_small_for_all_processes_are_warned_of(config: TrainConfig, start: Start) -> None:
+    _, stderr = start(replace(config, batch_tokens=60, max_steps=1)).communicate(timeout=120)
+    warning = (
+        r"A step of --batch-tokens 60 has \d\.\d conversations for 2 processes, so some are idle"
+    )
+    assert len(re.findall(warning, stderr)) == 1
+
+
+@pytest.mark.slow
 def test_accelerate_launch_shards_and_two_processes_fill_one_cache(
     config: TrainConfig, start: Start
 ) -> None:
