@@ -33,8 +33,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOKENS, DRAFT_TOKENS = 48, 3
-PROMPTS = [[(7 * i + j) % 257 + 3 for j in range(20 + i % 4)] for i in range(68)]
-ASKED = PROMPTS[64:]
+PROMPTS = [[(7 * i + j) % 257 + 3 for j in range(20 + i % 4)] for i in range(168)]
+LEARNT, ASKED = range(160), PROMPTS[160:]
 SERVE = """
 import json, sys
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -127,13 +127,13 @@ def test_a_trained_drafter_is_accepted_as_evaluated_and_changes_no_token(
         target=str(directory),
         run=tmp_path,
         method=method,
-        epochs=30,
+        epochs=15,
         learning_rate=3e-3,
         batch_tokens=512,
         tracker="none",
         **settings,
     )
-    train_draft(config, target, [_continued(target, number) for number in range(64)])
+    train_draft(config, target, [_continued(target, number) for number in LEARNT])
     exported = export_drafter(ExportConfig("vllm", run=tmp_path)).output
     proposer = EagleProposer(load_drafter(exported, target).eval(), target)
     decoded = [
@@ -144,7 +144,7 @@ def test_a_trained_drafter_is_accepted_as_evaluated_and_changes_no_token(
     ]
     evaluated = sum((one.acceptance for one in decoded), AcceptanceStats())
     assert evaluated.acceptance_length is not None
-    assert evaluated.acceptance_length > 1.3
+    assert evaluated.acceptance_length > 1.8
 
     drafting = {"method": method, "model": str(exported), "num_speculative_tokens": DRAFT_TOKENS}
     responses, counted = serve(directory, drafting)
