@@ -278,6 +278,47 @@ class TestWhatCannotBeSaid:
         assert dropped["thought"]["conversations"][1] == {"from": "gpt", "value": "4"}
         assert export("modelopt", odd, tmp_path / "b", reasoning="mask").reasons["reasoning"] == 1
 
+    INLINE = "<think>\nTwo and two.\n</think>\n\n"
+
+    @pytest.mark.parametrize(
+        ("trainer", "reasoning", "written"),
+        [
+            ("modelopt", "keep", INLINE + "4"),  # as the chat template was given it
+            ("modelopt", "drop", "4"),
+            ("modelopt", "mask", None),
+            ("eagle", "keep", None),
+            ("eagle", "drop", "4"),
+            ("specforge", "keep", None),
+            ("specforge", "drop", "4"),
+        ],
+    )
+    def test_a_thought_in_the_content(
+        self, trainer: str, reasoning: str, written: str | None, tmp_path: Path
+    ) -> None:
+        thinks = openai("2 + 2?", self.INLINE + "4", id="x")
+        data = write_jsonl(tmp_path / "in.jsonl", [PLAIN[0], thinks])
+        report = export(trainer, data, tmp_path / "out", reasoning=reasoning)
+        assert report.reasons == ({} if written else {"reasoning": 1})
+        turns = next(value for key, value in rows(report.output)[-1].items() if key != "id")
+        assert (list(turns[-1].values())[-1] == written) == bool(written)
+
+    def test_a_thought_said_twice_is_written_once(self, tmp_path: Path) -> None:
+        record = openai("2 + 2?", self.INLINE + "4", id="x")
+        record["messages"][1]["reasoning_content"] = "Two and two."
+        export("modelopt", write_jsonl(tmp_path / "in.jsonl", [record]), tmp_path / "out")
+        assert rows(tmp_path / "out")[0]["messages"][1] == THOUGHT["messages"][1]
+
+    def test_a_thought_that_the_prompt_began(self, tmp_path: Path) -> None:
+        """Whether the prompt did, only the target's template knows: it is not written as an answer."""
+        data = write_jsonl(tmp_path / "in.jsonl", [openai("?", "Hm.</think>4", id="x"), PLAIN[0]])
+        report = export("modelopt", data, tmp_path / "out", reasoning="drop")
+        assert report.reasons == {"reasoning": 1}
+
+    def test_inline_thoughts_alone(self, tmp_path: Path) -> None:
+        data = write_jsonl(tmp_path / "in.jsonl", [openai("?", self.INLINE, id="x"), PLAIN[0]])
+        report = export("modelopt", data, tmp_path / "out", reasoning="drop")
+        assert report.reasons == {"empty_conversation": 1}
+
     def test_an_answer_of_thoughts_alone(self, tmp_path: Path) -> None:
         record = openai("2 + 2?", "", id="x")
         record["messages"][1]["reasoning_content"] = "Hm."
