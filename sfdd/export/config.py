@@ -46,7 +46,8 @@ class CheckConfig:
     Attributes:
         engine: one of `ENGINES`.
         drafter: the directory to check; None for the run's drafter.
-        target: with which to run a draft step; None checks the files alone.
+        target: with which to run a draft step; None for the one that the drafter records.
+        files_only: load no target.
         device, trust_remote_code: how the target is loaded.
     """
 
@@ -54,6 +55,7 @@ class CheckConfig:
     drafter: Path | None = None
     run: Path = DEFAULT_RUN
     target: str | None = None
+    files_only: bool = False
     device: str = "auto"
     trust_remote_code: bool = False
 
