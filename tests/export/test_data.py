@@ -418,6 +418,27 @@ class TestOutput:
         export("modelopt", plain, out, overwrite=True)
         assert "messages" in rows(out)[0]
 
+    def test_a_file_in_the_place_of_the_provenance(self, plain: Path, tmp_path: Path) -> None:
+        mine = tmp_path / "out.provenance"
+        mine.write_text("years of work")
+        with pytest.raises(ArtifactError, match=r"out\.provenance exists\. Choose another output"):
+            export("eagle", plain, tmp_path / "out")
+        assert mine.read_text() == "years of work"
+        assert not (tmp_path / "out").exists()
+        export("eagle", plain, tmp_path / "out", overwrite=True)
+        assert Provenance.from_json(mine.read_text()).identity["for"] == "eagle"
+
+    def test_no_provenance_of_what_was_not_put_in_place(
+        self, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(ArtifactError, match="No space left on device"):
+            export("eagle", plain, tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["plain.jsonl"]
+
     def test_never_the_data(self, plain: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="is one of the data sets to export"):
             export("eagle", plain, plain, overwrite=True)
@@ -477,6 +498,20 @@ class TestOfARun:
             c.input_ids.tolist()
             for c in tokens  # type: ignore[union-attr]
         ]
+
+    def test_text_is_written_whole(self, run: Path, tmp_path: Path) -> None:
+        report = export_data(ExportDataConfig("modelopt", tmp_path / "text.jsonl", run=run))
+        tokens = export_data(ExportDataConfig("speculators", tmp_path / "tokens.jsonl", run=run))
+        assert tokens.truncated > 0
+        assert report.notes[-1] == (
+            f"{tokens.truncated} of the scored conversations were cut at 70 tokens, and text is written "
+            "whole: set the trainer to cut it there, or it learns more than was scored."
+        )
+        assert tokens.notes == ()
+        (run / "scores.parquet").rename(tmp_path / "scores.parquet")
+        again = ExportDataConfig("modelopt", tmp_path / "again.jsonl", run=run)
+        assert len(export_data(again).notes) == 1  # of the last turn alone
+        (tmp_path / "scores.parquet").rename(run / "scores.parquet")
 
     def test_default_output(self, run: Path) -> None:
         report = export_data(ExportDataConfig("automodel", run=run))
