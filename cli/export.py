@@ -16,8 +16,6 @@ from . import display, options
 if TYPE_CHECKING:
     from sfdd.export.drafters import CheckReport, Described
 
-_NAMES = dict(zip(ENGINES, ("vLLM", "SGLang"), strict=True))
-
 
 def export(
     ctx: typer.Context,
@@ -106,7 +104,7 @@ def export(
         display.print_json(report)
         return
     display.print_table(
-        f"Wrote {report.output} for {_NAMES[engine]}",
+        f"Wrote {report.output} for {ENGINES[engine]}",
         {**_rows(report.described), "drafter": str(report.drafter)},
     )
     typer.echo(f"Next: {_check_command(engine, report.output, report.described)}", err=True)
@@ -128,7 +126,7 @@ def _check(settings: CheckConfig, json: bool) -> None:
 
 
 def _show_accepted(report: "CheckReport") -> None:
-    name, described = _NAMES[report.engine], report.described
+    name, described = ENGINES[report.engine], report.described
     step = (
         f"not run: {report.not_drafted}"
         if report.drafted is None

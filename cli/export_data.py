@@ -7,8 +7,8 @@ import typer
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.errors import UsageError
-from sfdd.export import trainers
-from sfdd.export.config import FORMS, TRAINERS, ExportDataConfig
+from sfdd.export.config import FORMS, ExportDataConfig
+from sfdd.export.trainers import TRAINERS
 
 from . import display, options
 
@@ -95,7 +95,7 @@ def export_data(
 
 
 def _refuse_what_text_does_without(ctx: typer.Context, settings: ExportDataConfig) -> None:
-    trainer = trainers.TRAINERS[settings.trainer]
+    trainer = TRAINERS[settings.trainer]
     if trainer.chosen(settings.form) != "text":
         return
     instead = ", or add --form tokens" if "tokens" in trainer.hand_over else ""

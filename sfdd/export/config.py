@@ -1,16 +1,16 @@
 """What `sfdd export` and `sfdd export-data` can be told, and what they do when told nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.errors import UsageError
+from sfdd.export.trainers import TRAINERS
 
-ENGINES = ("vllm", "sglang")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}  # and as their authors write them
 DTYPES = ("bfloat16", "float16", "float32")
-TRAINERS = ("eagle", "specforge", "speculators", "modelopt", "automodel")
 FORMS = ("text", "tokens")
 
 
@@ -68,7 +68,7 @@ class ExportDataConfig:
     """Settings of one export of data.
 
     Attributes:
-        trainer: one of `TRAINERS`.
+        trainer: one of `trainers.TRAINERS`.
         output: the file to write; None for the run's own.
         data: files, patterns, saved data sets or hub ids; none for the run's distilled data.
         form: one of `FORMS`: what is said, or token ids and loss mask; None for what the trainer reads
@@ -108,7 +108,7 @@ class ExportDataConfig:
         return mask_of(self)
 
 
-def require_choice(option: str, value: str, choices: Sequence[str]) -> None:
+def require_choice(option: str, value: str, choices: Collection[str]) -> None:
     """Raise UsageError unless the value of an option is one of its choices."""
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; choose one of {', '.join(choices)}.")

@@ -127,6 +127,10 @@ def check_drafter(config: CheckConfig) -> CheckReport:
     drafted = None
     if target and has_other_embeddings(checkpoint, target):
         not_drafted = "it holds other embeddings than the target's, which sfdd's drafters read"
+        if config.engine == "sglang":
+            rejections.append(
+                "embed_tokens.weight is not the target's, which SGLang reads instead."
+            )
     elif target and not rejections:
         try:
             drafted = draft_token(checkpoint, target)
@@ -207,14 +211,14 @@ def _facts(target: TransformersTarget | None) -> TargetFacts | None:
 def _describe(checkpoint: Checkpoint) -> Described:
     weights = {n: t for n, t in checkpoint.tensors.items() if t.is_floating_point()}
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in weights.values()})
-    third = method_of(checkpoint) == EAGLE3
+    method = method_of(checkpoint)
     return Described(
-        method=method_of(checkpoint),
+        method=method,
         tensors=len(checkpoint.tensors),
         parameters=sum(t.numel() for t in weights.values()),
         dtype=" and ".join(dtypes),
-        draft_vocab_size=checkpoint.config.get("draft_vocab_size") if third else None,
-        aux_layers=aux_layers(checkpoint.config) if third else (),
+        draft_vocab_size=checkpoint.config.get("draft_vocab_size") if method == EAGLE3 else None,
+        aux_layers=aux_layers(checkpoint.config) if method == EAGLE3 else (),
         target=_about(checkpoint).get("target"),
     )
 

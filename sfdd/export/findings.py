@@ -15,13 +15,13 @@ from torch import Tensor
 
 from sfdd.drafters.serving import why_not_served
 from sfdd.export.checkpoint import Checkpoint
+from sfdd.export.config import ENGINES
 from sfdd.export.eagle3 import aux_layer_findings, vocabulary_findings
 from sfdd.export.layer import layer_findings
 from sfdd.export.layouts import (
     ALSO,
     ARCHITECTURES,
     EAGLE3,
-    ENGINE_NAMES,
     NO_SIZES,
     Sizes,
     by_sfdds_names,
@@ -71,6 +71,8 @@ def findings(
         yield f"config.json lacks a size that every engine needs, or it is no number ({error})."
         return
     yield from layer_findings(checkpoint.config, engine, method, target.drafter if target else None)
+    if checkpoint.config.get("num_hidden_layers") != 1:
+        return  # said; of more layers nothing is known here
     tensors = checkpoint.tensors
     if engine == "vllm":
         tensors = by_sfdds_names(tensors, method)
@@ -105,8 +107,8 @@ def _kind(config: Mapping[str, Any], engine: str, method: str) -> Iterator[str]:
     also = [[name] for name in ALSO.get((method, engine), ())]
     if found not in [wanted, *also]:
         yield (
-            f"config.json has architectures {found}, but {ENGINE_NAMES[engine]} loads such a drafter "
-            f"as {wanted}: {export_again(engine)}."
+            f"config.json has architectures {found}, but {ENGINES[engine]} loads what sfdd trains as "
+            f"{wanted}: if this is that, {export_again(engine)}."
         )
     if config.get("model_type") != "llama":
         found = config.get("model_type")
@@ -120,7 +122,7 @@ def _names(
     engine: str,
 ) -> Iterator[str]:
     """Tensors that are missing, under another name, or unknown."""
-    name = ENGINE_NAMES[engine]
+    name = ENGINES[engine]
     for missing in (tensor for tensor in expected if tensor not in tensors):
         alike = [other for other in unknown if tuple(tensors[other].shape) == expected[missing]]
         near = difflib.get_close_matches(missing, alike, n=1, cutoff=0.5)
@@ -155,7 +157,7 @@ def _shapes(
             yield f"{name} has {shape[0]} entries, but config.json a {size} of {wanted[0]}."
         else:
             yield (
-                f"{name} is {list(shape)}, but by its sizes in config.json {ENGINE_NAMES[engine]} makes "
+                f"{name} is {list(shape)}, but by its sizes in config.json {ENGINES[engine]} makes "
                 f"it {list(wanted)}."
             )
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sfdd.export.layouts import EAGLE3, ENGINE_NAMES, export_again, mapping
+from sfdd.export.config import ENGINES
+from sfdd.export.layouts import EAGLE3, export_again, mapping
 
 _BASE = 10_000  # of rotary positions, where config.json has none
 _EPSILON = 1e-6  # of norms, likewise
@@ -45,7 +46,7 @@ def layer_findings(
 
 
 def _kind(config: Mapping[str, Any], engine: str, method: str) -> Iterator[str]:
-    name = ENGINE_NAMES[engine]
+    name = ENGINES[engine]
     if config.get("num_hidden_layers") != 1:
         found = config.get("num_hidden_layers")
         yield f"config.json has num_hidden_layers {found}, but the drafters that sfdd trains have 1."
@@ -84,7 +85,7 @@ def _base(
     """Where an engine would take a base of rotary positions of its own."""
     if wanted is None and rotary(config).get("rope_theta") is None:
         yield (
-            f"config.json has no rope_theta, so {ENGINE_NAMES[engine]} takes {_BASE}: write the target's."
+            f"config.json has no rope_theta, so {ENGINES[engine]} takes {_BASE}: write the target's."
         )
     theta = mapping(config, "rope_parameters").get("rope_theta")
     if engine == "sglang" and theta and config.get("rope_theta", _BASE) != theta:

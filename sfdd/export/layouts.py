@@ -25,7 +25,6 @@ from sfdd.errors import DrafterError
 from sfdd.export.checkpoint import Checkpoint
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
-ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 ARCHITECTURES = {
     (EAGLE, "vllm"): "LlamaForCausalLM",
     (EAGLE, "sglang"): "LlamaForCausalLMEagle",
@@ -99,8 +98,8 @@ def method_of(checkpoint: Checkpoint) -> str:
         return EAGLE3
     if "layers.0.self_attn.q_proj.weight" in names and "norm.weight" not in names:
         return EAGLE
-    third = checkpoint.config.get("architectures") == [ARCHITECTURES[EAGLE3, "vllm"]]
-    return EAGLE3 if third else EAGLE
+    named = checkpoint.config.get("architectures")
+    return EAGLE3 if named == [ARCHITECTURES[EAGLE3, "vllm"]] else EAGLE
 
 
 def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from sfdd.conversations.config import MaskConfig
 from sfdd.conversations.conversation import Conversation, Skipped
 from sfdd.conversations.pipeline import open_sources, read_conversations, tokenize_data
 from sfdd.errors import ArtifactError, DataError, SfddError, UsageError
-from sfdd.export.config import TRAINERS, ExportDataConfig
+from sfdd.export.config import ExportDataConfig
 from sfdd.export.data import ExportDataReport, export_data
+from sfdd.export.trainers import TRAINERS
 from sfdd.filtering.config import FilterConfig
 from sfdd.filtering.run import filter_data
 from sfdd.scoring.config import ScoreConfig
@@ -376,7 +377,7 @@ TURN = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(
     chats=st.lists(st.lists(TURN, max_size=4), min_size=1, max_size=4),
-    trainer=st.sampled_from(TRAINERS),
+    trainer=st.sampled_from(list(TRAINERS)),
     form=st.sampled_from(["text", "tokens"]),
 )
 def test_counts_add_up_and_what_is_written_is_what_was_read(

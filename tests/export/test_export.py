@@ -241,6 +241,11 @@ class TestOthersDrafters:
             else:
                 assert report.drafted is None
                 assert str(report.not_drafted).startswith("it holds other embeddings than the tar")
+                sglang = export(source, "sglang", tmp_path / f"sglang-{name}")
+                (said,) = check_drafter(CheckConfig("sglang", sglang)).rejections
+                assert (
+                    said == "embed_tokens.weight is not the target's, which SGLang reads instead."
+                )
 
     def test_aux_layers_that_may_be_counted_either_way(self, trained: Path, tmp_path: Path) -> None:
         key = "eagle_aux_hidden_state_layer_ids"

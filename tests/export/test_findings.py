@@ -146,13 +146,13 @@ def test_tensors(damage: Damage, sentence: str, trained: Path, tmp_path: Path) -
 SETTINGS = [
     (
         put(architectures=["LlamaForCausalLMEagle4"]),
-        "config.json has architectures ['LlamaForCausalLMEagle4'], but vLLM loads such a drafter as "
-        "['LlamaForCausalLMEagle3']: write it with 'sfdd export --for vllm'.",
+        "config.json has architectures ['LlamaForCausalLMEagle4'], but vLLM loads what sfdd trains as "
+        "['LlamaForCausalLMEagle3']: if this is that, write it with 'sfdd export --for vllm'.",
     ),
     (
         drop("architectures"),
-        "config.json has architectures None, but vLLM loads such a drafter as "
-        "['LlamaForCausalLMEagle3']: write it with 'sfdd export --for vllm'.",
+        "config.json has architectures None, but vLLM loads what sfdd trains as "
+        "['LlamaForCausalLMEagle3']: if this is that, write it with 'sfdd export --for vllm'.",
     ),
     (
         put(model_type="qwen3"),
@@ -318,8 +318,9 @@ class TestSGLang:
                 "eagle",
                 None,
                 put(architectures=["LlamaForCausalLM"]),
-                "config.json has architectures ['LlamaForCausalLM'], but SGLang loads such a drafter as "
-                "['LlamaForCausalLMEagle']: write it with 'sfdd export --for sglang'.",
+                "config.json has architectures ['LlamaForCausalLM'], but SGLang loads what sfdd trains "
+                "as ['LlamaForCausalLMEagle']: if this is that, write it with 'sfdd export --for "
+                "sglang'.",
             ),
             (
                 "eagle3",
