@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from conftest import save_tiny_target
+from drafters.targets import TARGETS, make_target
 from export.helpers import damaged
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from sfdd.artifacts import Provenance
+from sfdd.drafters.loading import new_drafter
+from sfdd.drafters.serving import why_not_served
 from sfdd.errors import DrafterError
 from sfdd.export.checkpoint import read_checkpoint
 from sfdd.export.config import CheckConfig, ExportConfig
@@ -425,6 +429,16 @@ class TestTarget:
     ) -> None:
         said = check(trained / "eagle3", tmp_path / "in", target=deep_directory, config=damage)
         assert [s for s in said if what in s and "by which sfdd trains its drafters" in s]
+
+    @pytest.mark.parametrize("name", TARGETS)
+    @pytest.mark.parametrize("method", ["eagle", "eagle3"])
+    def test_of_any_family(self, method: str, name: str, tmp_path: Path) -> None:
+        """Whatever sfdd trains is what its target asks for; vLLM just may not serve it."""
+        target = make_target(name)
+        new_drafter(method, target).save(tmp_path, Provenance({}))
+        reason = why_not_served(method, target.config.model_type)
+        said = list(findings(read_checkpoint(tmp_path), "vllm", _facts(target)))
+        assert said == ([reason] if reason else [])
 
     def test_that_vllm_does_not_serve(
         self, trained: Path, tmp_path: Path, deep_directory: Path, deep_target: TransformersTarget
