@@ -2,7 +2,8 @@
 
 Read from vLLM 0.32: `SupportsEagle3` in its models, which gpu_model_runner.py asks for, and
 `_maybe_share_embeddings` and `_maybe_share_lm_head` in v1/spec_decode/llm_base_proposer.py. Families that
-are not named here have a model there that supports EAGLE-3, or run through transformers, which does.
+are not named here have a model there that supports EAGLE-3, or run through transformers, which does; of
+what reads more than text, only the Gemmas are known.
 """
 
 
@@ -15,15 +16,15 @@ def _families(names: str) -> frozenset[str]:
 _NO_STATES = _families(
     """axk1 cohere cohere2 ernie4_5_moe exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3 gemma3_text
     gemma3n gemma3n_text glm4 glm4_moe glm4_moe_lite granitemoe granitemoe_swa granitemoehybrid
-    granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax internlm2 jamba lfm2 lfm2_moe longcat_flash mixtral
-    nemotron olmo_hybrid olmoe opt phimoe qwen2_moe qwen4_exp qwen4_exp_text sarvam_moe stablelm
-    zamba2"""
+    granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling_text internlm2 jamba lfm2 lfm2_moe
+    longcat_flash mixtral nemotron olmo_hybrid olmoe opt phimoe qwen2_moe qwen4_exp qwen4_exp_text
+    sarvam_moe stablelm zamba2"""
 )
 # ... have no `lm_head`, which EAGLE's drafters share, ...
 _NO_HEAD = _families("cohere cohere2 cohere2_moe gemma2 gemma3n gemma3n_text internlm2")
 # ... or no `model.embed_tokens`, which all drafters share.
 _NO_EMBEDDINGS = _families(
-    "bloom dbrx falcon falcon_mamba gpt2 gpt_neox gptj internlm2 mamba mamba2 opt"
+    "bloom dbrx falcon falcon_mamba gpt-sw3 gpt2 gpt_neox gptj internlm2 mamba mamba2 opt"
 )
 
 
