@@ -71,7 +71,9 @@ def export(
                 f"--check writes nothing, so {option} has no meaning with it: leave it out."
             )
         if files_only and options.typed(ctx, "target"):
-            raise UsageError("--files-only loads no target: leave out one of it and --target.")
+            raise UsageError(
+                "--files-only loads no target, but --target names one: leave out one of the two."
+            )
         _check(
             CheckConfig(
                 engine=engine,

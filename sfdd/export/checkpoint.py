@@ -145,11 +145,10 @@ def clear_leftovers(directory: Path) -> None:
     What holds other files than an export does is left alone.
     """
     name = glob.escape(directory.name)
-    leftovers = {
-        pattern: [p for p in sorted(directory.parent.glob(pattern)) if _is_export(p)]
+    earlier, staged = (
+        [path for path in sorted(directory.parent.glob(pattern)) if _is_export(path)]
         for pattern in (f".{name}.*.earlier", f".{name}-{'?' * 8}")
-    }
-    earlier, staged = leftovers.values()
+    )
     if earlier and not directory.exists():
         with suppress(OSError):
             earlier.pop().rename(directory)

@@ -126,7 +126,7 @@ def test_json(folder: Path) -> None:
         ),
         (
             ["--for", "vllm", "--check", "--files-only", "--target", "smollm2"],
-            "--files-only loads no target: leave out one of it and --target.",
+            "--files-only loads no target, but --target names one: leave out one of the two.",
         ),
         *(
             (

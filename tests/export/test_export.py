@@ -266,6 +266,19 @@ def test_what_was_exported_for_sglang_vllm_loads_too(trained: Path, tmp_path: Pa
     assert check_drafter(CheckConfig("vllm", output)).accepted
 
 
+def test_what_was_exported_is_not_evaluated(
+    trained: Path, tmp_path: Path, deep_target: TransformersTarget
+) -> None:
+    """And no advice is given that would cost a good drafter."""
+    output = export(trained / "eagle", "sglang", tmp_path / "out")
+    with pytest.raises(DrafterError) as error:
+        load_drafter(output, deep_target)
+    assert str(error.value) == (
+        f"The drafter in {output} is in SGLang's form. Give the one that it was exported from, by "
+        "default RUN/drafter."
+    )
+
+
 def test_the_provenance_is_kept(trained: Path, tmp_path: Path) -> None:
     output = export(trained / "eagle3", "sglang", tmp_path / "out", dtype="bfloat16")
     before, after = read_provenance(trained / "eagle3"), read_provenance(output)
