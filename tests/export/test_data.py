@@ -432,10 +432,14 @@ class TestOutput:
     def test_no_provenance_of_what_was_not_put_in_place(
         self, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def full(*_: object) -> None:
-            raise OSError("No space left on device")
+        replace = Path.replace
 
-        monkeypatch.setattr("os.fsync", full)
+        def refuse(self: Path, to: Path) -> Path:
+            if to.name == "out":
+                raise OSError("No space left on device")
+            return replace(self, to)
+
+        monkeypatch.setattr(Path, "replace", refuse)
         with pytest.raises(ArtifactError, match="No space left on device"):
             export("eagle", plain, tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["plain.jsonl"]
