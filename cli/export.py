@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sfdd.artifacts import DEFAULT_RUN
-from sfdd.errors import UsageError
+from sfdd.errors import TargetError, UsageError
 from sfdd.export.config import DTYPES, ENGINES, CheckConfig, ExportConfig
 
 from . import display, options
@@ -16,10 +16,9 @@ from . import display, options
 if TYPE_CHECKING:
     from sfdd.export.drafters import CheckReport, Described
 
-_NAMES = dict(zip(ENGINES, ("vLLM", "SGLang"), strict=True))
-
 
 def export(
+    ctx: typer.Context,
     engine: Annotated[str, typer.Option("--for", help=f"The engine: {' or '.join(ENGINES)}.")],
     directory: Annotated[
         Path | None,
@@ -32,6 +31,9 @@ def export(
     check: Annotated[
         bool,
         typer.Option("--check", help="Write nothing; say what the engine would reject."),
+    ] = False,
+    files_only: Annotated[
+        bool, typer.Option("--files-only", help="With --check: load no target, run no draft step.")
     ] = False,
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter to export; default: the one of the run.")
@@ -49,7 +51,8 @@ def export(
         typer.Option(
             "--target",
             envvar="SFDD_TARGET",
-            help="With --check: the target model, with which a draft step is run.",
+            help="With --check: the target model, with which a draft step is run; default: the one that "
+            "the drafter records.",
         ),
     ] = None,
     device: options.Device = "auto",
@@ -58,24 +61,36 @@ def export(
     json: options.Json = False,
     config: options.Config = None,
 ) -> None:
-    """Write the drafter as a serving engine loads it, or check a directory.
+    """Write the drafter as a serving engine loads it, or check one in a form that sfdd trains or writes.
 
     What sfdd trains, vLLM loads as it is; SGLang wants other names. Whatever is written is checked, too.
     """
     if check:
-        _refuse_together({"--drafter": drafter, "--dtype": dtype, "--overwrite": overwrite})
+        for option in options.typed(ctx, "drafter", "dtype", "overwrite"):
+            raise UsageError(
+                f"--check writes nothing, so {option} has no meaning with it: leave it out."
+            )
+        if files_only and options.typed(ctx, "target"):
+            raise UsageError(
+                "--files-only loads no target, but --target names one: leave out one of the two."
+            )
         _check(
             CheckConfig(
                 engine=engine,
                 drafter=directory,
                 run=run,
                 target=target,
+                files_only=files_only,
                 device=device,
                 trust_remote_code=trust_remote_code,
             ),
             json,
         )
         return
+    for option in options.typed(ctx, "target", "files_only", "device", "trust_remote_code"):
+        raise UsageError(
+            f"{option} is for --check, which alone loads a target: leave it out, or add --check."
+        )
     settings = ExportConfig(
         engine=engine,
         output=directory,
@@ -91,18 +106,10 @@ def export(
         display.print_json(report)
         return
     display.print_table(
-        f"Wrote {report.output} for {_NAMES[engine]}",
+        f"Wrote {report.output} for {ENGINES[engine]}",
         {**_rows(report.described), "drafter": str(report.drafter)},
     )
     typer.echo(f"Next: {_check_command(engine, report.output, report.described)}", err=True)
-
-
-def _refuse_together(others: dict[str, object]) -> None:
-    for name, given in others.items():
-        if given:
-            raise UsageError(
-                f"--check writes nothing, so {name} has no meaning with it: leave it out."
-            )
 
 
 def _check(settings: CheckConfig, json: bool) -> None:
@@ -121,8 +128,12 @@ def _check(settings: CheckConfig, json: bool) -> None:
 
 
 def _show_accepted(report: "CheckReport") -> None:
-    name, described = _NAMES[report.engine], report.described
-    step = "not run, give --target" if report.drafted is None else f"drafts token {report.drafted}"
+    name, described = ENGINES[report.engine], report.described
+    step = (
+        f"not run: {report.not_drafted}"
+        if report.drafted is None
+        else f"drafts token {report.drafted}"
+    )
     display.print_table(
         f"{name} would load {report.drafter}",
         {
@@ -146,13 +157,13 @@ def _rows(described: "Described") -> dict[str, str]:
 
 
 def _check_command(engine: str, directory: Path, described: "Described") -> str:
-    target = shlex.quote(described.target or "TARGET")
-    return f"sfdd export --check {shlex.quote(str(directory))} --for {engine} --target {target}"
+    target = "" if described.target else " --target TARGET"
+    return f"sfdd export --check {shlex.quote(str(directory))} --for {engine}{target}"
 
 
 def _serve_command(report: "CheckReport") -> str:
     method, drafter = report.described.method, str(report.drafter)
-    target = shlex.quote(report.described.target or "TARGET")
+    target = shlex.quote(_weights(report.described.target) or "TARGET")
     if report.engine == "vllm":
         speculative = {"method": method, "model": drafter, "num_speculative_tokens": 5}
         return (
@@ -162,3 +173,13 @@ def _serve_command(report: "CheckReport") -> str:
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {method.upper()} "
         f"--speculative-draft-model-path {shlex.quote(drafter)}"
     )
+
+
+def _weights(target: str | None) -> str | None:
+    """Where an engine finds a target; None where sfdd alone reads it."""
+    from sfdd.targets.loading import TargetSource
+
+    try:
+        return TargetSource(target).weights if target else None
+    except TargetError:
+        return None

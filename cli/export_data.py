@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from sfdd.artifacts import DEFAULT_RUN
-from sfdd.export.config import FORMS, TRAINERS, ExportDataConfig
+from sfdd.errors import UsageError
+from sfdd.export.config import FORMS, ExportDataConfig
+from sfdd.export.trainers import TRAINERS
 
 from . import display, options
 
 
 def export_data(
+    ctx: typer.Context,
     trainer: Annotated[
         str, typer.Option("--for", help=f"Who is to read it: {', '.join(TRAINERS)}.")
     ],
@@ -70,6 +73,7 @@ def export_data(
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
     )
+    _refuse_what_text_does_without(ctx, settings)
     from sfdd.export.data import export_data as run_export
 
     with display.progress() as on_progress:
@@ -88,3 +92,15 @@ def export_data(
     }
     display.print_table(f"Wrote {report.output} for {report.trainer}", rows)
     typer.echo(f"Next: {report.trainer}: {report.hand_over}", err=True)
+
+
+def _refuse_what_text_does_without(ctx: typer.Context, settings: ExportDataConfig) -> None:
+    trainer = TRAINERS[settings.trainer]
+    if trainer.chosen(settings.form) != "text":
+        return
+    instead = ", or add --form tokens" if "tokens" in trainer.hand_over else ""
+    for option in options.typed(ctx, "target", "max_length", "rewritten", "trust_remote_code"):
+        raise UsageError(
+            f"{option} is for tokens, but what {trainer.name} is given is text, whole and as it stands: "
+            f"leave it out{instead}."
+        )

@@ -46,6 +46,13 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
 
 
+def typed(ctx: typer.Context, *names: str) -> list[str]:
+    """Those of some options that stand on the command line, not in a file or the environment."""
+    sources = {name: ctx.get_parameter_source(name) for name in names}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
 Config = Annotated[
     Path | None,
     typer.Option(

@@ -132,13 +132,8 @@ class ChatTemplate:
             return {**message, "role": "system"}
         if message["role"] != "assistant":
             return message
-        inline = self._inline_thought(message)
-        key = message.get("reasoning_content", "")
-        if reasoning == "drop" or (key and key.strip() in inline):  # the same thought, said twice
-            message = {**message, "content": message["content"].removeprefix(inline)}
-        if reasoning == "drop":
-            message.pop("reasoning_content", None)
-        elif key and not self._writes_reasoning_key:
+        message = with_reasoning_heeded(message, self._inline_thought(message), reasoning)
+        if message.get("reasoning_content") and not self._writes_reasoning_key:
             message = self._with_inline_thought(message)
         if message.get("tool_calls"):
             message = self._calls[has_tools].write(message)
@@ -150,10 +145,8 @@ class ChatTemplate:
 
     def _inline_thought(self, message: Message) -> str:
         content = message["content"] or ""
-        match = _THOUGHT.match(content)
-        if not match and self.opens_thought:
-            match = _THOUGHT_WITHOUT_START.match(content)
-        return match.group() if match else ""
+        match = self.opens_thought and _THOUGHT_WITHOUT_START.match(content)
+        return inline_thought(content) or (match.group() if match else "")
 
     @cached_property
     def opens_thought(self) -> bool:
@@ -270,6 +263,26 @@ def _probe_call(value: str) -> Message:
 
 def _objection(error: Exception) -> SkipRecordError:
     return SkipRecordError(SkipReason.TEMPLATE_ERROR, str(error) or type(error).__name__)
+
+
+def inline_thought(content: str) -> str:
+    """The `<think>...</think>` at the start of an answer and the blanks around it, or ""."""
+    match = _THOUGHT.match(content)
+    return match.group() if match else ""
+
+
+def with_reasoning_heeded(message: Message, inline: str, reasoning: str) -> Message:
+    """An answer without its reasoning where that is to be dropped; elsewhere with it once.
+
+    Args:
+        inline: the thought at the start of its content; dropped too where the key says the same.
+        reasoning: as in `MaskConfig`.
+    """
+    key = message.get("reasoning_content", "")
+    if reasoning == "drop" or (key and key.strip() in inline):
+        message = {**message, "content": (message["content"] or "").removeprefix(inline)}
+    dropped = {"reasoning_content"} if reasoning == "drop" else set()
+    return {name: value for name, value in message.items() if name not in dropped}
 
 
 def with_inline_thought(message: Message) -> Message:

@@ -7,4 +7,5 @@ eagle       EAGLE: predicts the target's next hidden state
 eagle3      EAGLE-3: reads three layers of the target, has a head of its own
 vocabulary  which tokens a head of its own can draft
 loading     a new drafter, or one from a directory
+serving     which targets vLLM serves with a drafter
 """

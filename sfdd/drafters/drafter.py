@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from safetensors.torch import save
@@ -24,8 +24,7 @@ from sfdd.targets.body import run_body
 if TYPE_CHECKING:
     from transformers import Cache, LlamaConfig
 
-WEIGHTS = "model.safetensors"
-_PROVENANCE = "provenance.json"
+CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "provenance.json"
 
 
 class TargetHead(Protocol):
@@ -147,8 +146,17 @@ class Drafter(nn.Module):
         with atomic_path(directory / WEIGHTS) as temporary:
             temporary.write_bytes(save(weights, metadata={"format": "pt"}))
         config = self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")}
-        write_text(directory / "config.json", json.dumps(config, indent=2))
-        write_text(directory / _PROVENANCE, provenance.to_json())
+        write_text(directory / CONFIG, json.dumps(config, indent=2))
+        write_text(directory / PROVENANCE, provenance.to_json())
+
+    def as_served(self, dtype: torch.dtype) -> Self:
+        """This drafter, to draft with: its weights in the target's dtype, as engines run it.
+
+        Rotary frequencies, which are buffers, stay float32.
+        """
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return self.eval()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,7 +179,7 @@ def renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tens
 
 def ensure_present(directory: Path) -> None:
     """Raise DrafterError where the directory holds no drafter."""
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
         raise DrafterError(f"No drafter in {directory}. Train one with 'sfdd train-draft'.")
 
 
@@ -179,10 +187,10 @@ def read_provenance(directory: Path) -> Provenance:
     """The provenance of a saved drafter; raises DrafterError where it is missing or damaged."""
     ensure_present(directory)
     try:
-        return Provenance.from_json((directory / _PROVENANCE).read_text(encoding="utf-8"))
+        return Provenance.from_json((directory / PROVENANCE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DrafterError(
-            f"The drafter in {directory} has no readable {_PROVENANCE}. "
+            f"The drafter in {directory} has no readable {PROVENANCE}. "
             "Train it again with 'sfdd train-draft --overwrite'."
         ) from error
 

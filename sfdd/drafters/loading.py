@@ -1,8 +1,9 @@
 """A new drafter for a target, or one from a directory, of either kind."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from sfdd.drafters.drafter import WEIGHTS, Drafter, ensure_present
+from sfdd.drafters.drafter import CONFIG, WEIGHTS, Drafter, ensure_present
 from sfdd.drafters.eagle import EagleDrafter
 from sfdd.drafters.eagle3 import Eagle3Drafter
 from sfdd.errors import DrafterError, UsageError
@@ -22,6 +23,7 @@ _KINDS: Mapping[str, type[EagleDrafter] | type[Eagle3Drafter]] = {
     kind.architecture: kind for kind in (EagleDrafter, Eagle3Drafter)
 }
 METHODS = tuple(kind.method for kind in _KINDS.values())
+_OF_SGLANG = "LlamaForCausalLMEagle"
 
 
 def new_drafter(
@@ -71,40 +73,75 @@ def load_drafter(directory: Path, target: "TransformersTarget") -> Drafter:
     """Read a drafter for `target`, of the kind that its config.json names.
 
     Raises:
-        DrafterError: it is missing or damaged, or its vocabulary, hidden size or layers are not the
-            target's.
+        DrafterError: it is missing or damaged, in another form than sfdd's own, or its vocabulary, hidden
+            size or layers are not the target's.
     """
     ensure_present(directory)
     try:
-        config = LlamaConfig.from_pretrained(directory)
-        kind = _kind(config)
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         weights = load_file(directory / WEIGHTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(directory, error) from error
+    return drafter_from(directory, config, weights, target)
+
+
+def drafter_from(
+    directory: Path,
+    settings: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    target: "TransformersTarget",
+) -> Drafter:
+    """A drafter from what stands in its config.json and its weights; see `load_drafter` for errors.
+
+    Args:
+        directory: by which it is called in errors; nothing is read from it.
+    """
+    try:
+        config = LlamaConfig.from_dict(dict(settings))
+        kind = _kind(directory, config)
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
             raise ValueError("some of its weights are not finite")
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
-        raise DrafterError(
-            f"The drafter in {directory} is damaged: {error}. Train it again with "
-            "'sfdd train-draft --overwrite'."
-        ) from error
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise _damaged(directory, error) from error
     _check_sizes(directory, config, target)
     drafter = kind(config)
     try:
         drafter.load_weights(weights)
     except (RuntimeError, ValueError) as error:
+        # torch heads a list of all that does not fit; its first line is enough to see what is wrong.
+        lines = [line.strip() for line in str(error).splitlines()]
         raise DrafterError(
-            f"The drafter in {directory} does not fit its own config.json: {error}"
+            f"The drafter in {directory} does not fit its own config.json: "
+            f"{lines[min(1, len(lines) - 1)].rstrip('.')}."
         ) from error
     return drafter.to(target.device)
 
 
-def _kind(config: LlamaConfig) -> type[EagleDrafter] | type[Eagle3Drafter]:
-    name = (getattr(config, "architectures", None) or ["no architecture"])[0]
+def _damaged(directory: Path, error: Exception) -> DrafterError:
+    return DrafterError(
+        f"The drafter in {directory} is damaged: {error}. Train it again with "
+        "'sfdd train-draft --overwrite'."
+    )
+
+
+def _kind(directory: Path, config: LlamaConfig) -> type[EagleDrafter] | type[Eagle3Drafter]:
+    """The class that its config.json names; raises DrafterError where it is in another form."""
+    name, missing = (getattr(config, "architectures", None) or ["no architecture"])[0], None
+    if name == _OF_SGLANG:
+        raise DrafterError(
+            f"The drafter in {directory} is in SGLang's form. Give the one that it was exported from, "
+            "by default RUN/drafter."
+        )
     if name not in _KINDS:
-        raise ValueError(f"its config.json names {name}, not one of {', '.join(_KINDS)}")
-    if _KINDS[name] is Eagle3Drafter:
-        for key in ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids"):
-            if not getattr(config, key, None):
-                raise ValueError(f"its config.json has no {key}")
+        missing = f"names {name}, not one of {', '.join(_KINDS)}"
+    elif _KINDS[name] is Eagle3Drafter:
+        keys = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+        missing = next((f"has no {key}" for key in keys if not getattr(config, key, None)), None)
+    if missing:
+        raise DrafterError(
+            f"The drafter in {directory} is not in the form that sfdd trains: its config.json {missing}. "
+            "Give one of 'sfdd train-draft', such as RUN/drafter."
+        )
     return _KINDS[name]
 
 

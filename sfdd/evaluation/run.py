@@ -94,12 +94,7 @@ def _load_drafters(
             if drafters
             else new_drafter(_ALONE, target, seed=config.seed)
         )
-    for drafter in drafters.values():
-        drafter.eval()
-        # In the target's dtype, as engines run it; rotary frequencies, buffers, stay float32.
-        for parameter in drafter.parameters():
-            parameter.data = parameter.data.to(target.model.dtype)
-    return drafters
+    return {name: drafter.as_served(target.model.dtype) for name, drafter in drafters.items()}
 
 
 def _warn_of_another_target(recorded: Provenance, target: TransformersTarget) -> None:

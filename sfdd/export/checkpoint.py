@@ -1,8 +1,10 @@
 """A drafter's directory: config.json, safetensors, provenance.json."""
 
+import glob
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from sfdd.drafters.drafter import CONFIG, PROVENANCE, WEIGHTS
 from sfdd.errors import ArtifactError, DrafterError
 
-CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "provenance.json"
+_FILES = (CONFIG, WEIGHTS, PROVENANCE)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Checkpoint:
     Attributes:
         config: of config.json.
         tensors: of all safetensors files, as engines gather them.
-        provenance: the text of provenance.json; None where there is none.
+        provenance: the text of provenance.json; None where there is none that is text.
         files: the names of all files.
     """
 
@@ -47,13 +50,12 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             f"There is no directory {directory}. Train a drafter with 'sfdd train-draft'."
         )
     files = sorted(path.name for path in directory.iterdir() if path.is_file())
-    provenance = directory / PROVENANCE
     try:
         return Checkpoint(
             directory=directory,
             config=_read_config(directory),
             tensors=_read_tensors(directory, files),
-            provenance=provenance.read_text(encoding="utf-8") if PROVENANCE in files else None,
+            provenance=_read_provenance(directory) if PROVENANCE in files else None,
             files=tuple(files),
         )
     except OSError as error:
@@ -71,6 +73,13 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise DrafterError(f"{path} is not a JSON object.")
     return config
+
+
+def _read_provenance(directory: Path) -> str | None:
+    try:
+        return (directory / PROVENANCE).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _read_tensors(directory: Path, files: list[str]) -> Mapping[str, Tensor]:
@@ -117,7 +126,7 @@ def refuse_to_replace(directory: Path, overwrite: bool) -> None:
         raise ArtifactError(f"{directory} exists. Choose another output, or add --overwrite.")
     if not directory.is_dir() or directory.is_symlink():
         raise ArtifactError(f"{directory} is no directory of an export. Choose another output.")
-    others = [p.name for p in directory.iterdir() if p.name not in (CONFIG, WEIGHTS, PROVENANCE)]
+    others = [p.name for p in directory.iterdir() if p.name not in _FILES]
     if others:
         raise ArtifactError(
             f"{directory} holds more than an export ({others[0]}), so it is not replaced. "
@@ -125,13 +134,44 @@ def refuse_to_replace(directory: Path, overwrite: bool) -> None:
         )
 
 
+def staging_directory(directory: Path) -> Path:
+    """A new directory beside the one to write."""
+    return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Put an export back that a killed one had moved away; remove what else that one left.
+
+    What holds other files than an export does is left alone.
+    """
+    name = glob.escape(directory.name)
+    earlier, staged = (
+        [path for path in sorted(directory.parent.glob(pattern)) if _is_export(path)]
+        for pattern in (f".{name}.*.earlier", f".{name}-{'?' * 8}")
+    )
+    if earlier and not directory.exists():
+        with suppress(OSError):
+            earlier.pop().rename(directory)
+    for path in (*earlier, *staged):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_export(directory: Path) -> bool:
+    """Whether a directory holds nothing but what `write_checkpoint` writes."""
+    try:
+        return directory.is_dir() and all(path.name in _FILES for path in directory.iterdir())
+    except OSError:
+        return False
+
+
 def move_into_place(staged: Path, directory: Path) -> None:
     """Rename a written directory to where it belongs, in place of an earlier one.
 
-    Killed in between, the earlier one lies beside, and nothing half-written where it was.
+    Killed in between, the earlier one lies beside, and nothing half-written where it was; see
+    `clear_leftovers`.
     """
     earlier = directory.with_name(f".{directory.name}.{os.getpid()}.earlier")
-    for path in (staged / name for name in (CONFIG, WEIGHTS, PROVENANCE)):
+    for path in (staged / name for name in _FILES):
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
     if directory.exists():

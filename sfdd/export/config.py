@@ -1,16 +1,16 @@
 """What `sfdd export` and `sfdd export-data` can be told, and what they do when told nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from sfdd.artifacts import DEFAULT_RUN
 from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.errors import UsageError
+from sfdd.export.trainers import TRAINERS
 
-ENGINES = ("vllm", "sglang")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}  # and as their authors write them
 DTYPES = ("bfloat16", "float16", "float32")
-TRAINERS = ("eagle", "specforge", "speculators", "modelopt", "automodel")
 FORMS = ("text", "tokens")
 
 
@@ -46,7 +46,8 @@ class CheckConfig:
     Attributes:
         engine: one of `ENGINES`.
         drafter: the directory to check; None for the run's drafter.
-        target: with which to run a draft step; None checks the files alone.
+        target: with which to run a draft step; None for the one that the drafter records.
+        files_only: load no target.
         device, trust_remote_code: how the target is loaded.
     """
 
@@ -54,6 +55,7 @@ class CheckConfig:
     drafter: Path | None = None
     run: Path = DEFAULT_RUN
     target: str | None = None
+    files_only: bool = False
     device: str = "auto"
     trust_remote_code: bool = False
 
@@ -66,7 +68,7 @@ class ExportDataConfig:
     """Settings of one export of data.
 
     Attributes:
-        trainer: one of `TRAINERS`.
+        trainer: one of `trainers.TRAINERS`.
         output: the file to write; None for the run's own.
         data: files, patterns, saved data sets or hub ids; none for the run's distilled data.
         form: one of `FORMS`: what is said, or token ids and loss mask; None for what the trainer reads
@@ -106,7 +108,7 @@ class ExportDataConfig:
         return mask_of(self)
 
 
-def require_choice(option: str, value: str, choices: Sequence[str]) -> None:
+def require_choice(option: str, value: str, choices: Collection[str]) -> None:
     """Raise UsageError unless the value of an option is one of its choices."""
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; choose one of {', '.join(choices)}.")

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -98,9 +98,10 @@ def export_data(
     output = (
         config.output or RunDirectory(config.run).root / f"export/{config.trainer}{plan.suffix}"
     )
-    _refuse_to_overwrite(output, sources, config.overwrite)
     # Not .json: given a folder, some loaders read all files of that name in it.
     sidecar = output.with_name(f"{output.name}.provenance")
+    for path in (output, sidecar):
+        _refuse_to_overwrite(path, sources, config.overwrite)
     with atomic_path(output) as temporary:
         with plan.writer(temporary) as write:
             counts = _write(sources, config, plan.convert, write, on_progress)
@@ -111,12 +112,12 @@ def export_data(
             provenance=sidecar,
             hand_over=trainer.hand_over[form].format(output),
             data=config.data,
-            notes=_notes(config, form),
+            notes=tuple(_notes(config, form, recorded)),
             **counts,
         )
         _refuse_nothing(trainer, report)
         provenance = _provenance(config, plan, sources, recorded, report, temporary)
-        write_text(sidecar, provenance.to_json())
+    write_text(sidecar, provenance.to_json())
     return report
 
 
@@ -214,14 +215,29 @@ def _refuse_nothing(trainer: Trainer, report: ExportDataReport) -> None:
     )
 
 
-def _notes(config: ExportDataConfig, form: str) -> tuple[str, ...]:
+def _notes(config: ExportDataConfig, form: str, recorded: Recorded) -> Iterator[str]:
     """What the trainer does not learn from text of how the run was scored."""
     if form == "text" and config.mask.last_turn_only:
-        return (
+        yield (
             "Only the last answer of a conversation was scored, and text cannot say so: set the trainer "
-            "to supervise that alone, or it learns all of them.",
+            "to supervise that alone, or it learns all of them."
         )
-    return ()
+    if form == "text" and recorded.of_the_run and (cut := _cut_when_scored(config)):
+        yield (
+            f"{cut:,} of the scored conversations were cut at {config.max_length} tokens, and text is "
+            "written whole: set the trainer to cut it there, or it learns more than was scored."
+        )
+
+
+def _cut_when_scored(config: ExportDataConfig) -> int:
+    """How many of the run's conversations were cut at the maximum length; 0 where that is not known."""
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(RunDirectory(config.run).scores, columns=["truncated"])
+        return sum(table["truncated"].to_pylist())
+    except (OSError, ValueError, LookupError):  # the selection alone is needed
+        return 0
 
 
 def _provenance(

@@ -1,27 +1,30 @@
 """`sfdd export`: a drafter in the form that an engine loads; `sfdd export --check`: whether it would."""
 
-import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sfdd.artifacts import Provenance, RunDirectory, ensure_writable, environment
 from sfdd.drafters.drafter import target_mismatch
-from sfdd.errors import ArtifactError, DrafterError
+from sfdd.drafters.eagle import EagleDrafter
+from sfdd.drafters.layer import drafter_config
+from sfdd.errors import ArtifactError, DrafterError, TargetError
 from sfdd.export.checkpoint import (
     Checkpoint,
+    clear_leftovers,
     move_into_place,
     read_checkpoint,
     refuse_to_replace,
+    staging_directory,
     write_checkpoint,
 )
 from sfdd.export.config import CheckConfig, ExportConfig
-from sfdd.export.drafting import draft_token
-from sfdd.export.findings import TargetSizes, findings
+from sfdd.export.drafting import draft_token, has_other_embeddings
+from sfdd.export.findings import TargetFacts, findings
 from sfdd.export.layouts import EAGLE3, NO_SIZES, as_trained, aux_layers, for_engine, method_of
 from sfdd.targets.transformers_target import TransformersTarget
 
@@ -62,7 +65,8 @@ class CheckReport:
 
     Attributes:
         rejections: a sentence for everything that it would reject, or take for something else.
-        drafted: the token that the draft step gave; None without a target.
+        drafted: the token that the draft step gave; None where none was run.
+        not_drafted: why none was run; None where one was, or would be of what is rejected.
         notes: what else the user should know.
     """
 
@@ -72,6 +76,7 @@ class CheckReport:
     rejections: tuple[str, ...]
     described: Described
     drafted: int | None = None
+    not_drafted: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -87,10 +92,11 @@ def export_drafter(config: ExportConfig) -> ExportReport:
     output = config.output or run.root / f"export/{config.engine}"
     if output.resolve() == source.resolve():
         raise ArtifactError(f"{output} is the drafter to export. Choose another output.")
+    clear_leftovers(output)
     refuse_to_replace(output, config.overwrite)
     exported = _converted(read_checkpoint(source), config)
     ensure_writable(output.parent)
-    staged = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    staged = staging_directory(output)
     try:
         provenance = _provenance(exported, config)
         write_checkpoint(staged, exported.config, exported.tensors, provenance)
@@ -112,14 +118,20 @@ def check_drafter(config: CheckConfig) -> CheckReport:
 
     Raises:
         DrafterError: the directory is missing or cannot be read.
-        TargetError: the target cannot be loaded.
+        TargetError: a target is named, and cannot be loaded.
     """
     directory = config.drafter or RunDirectory(config.run).drafter
     checkpoint = read_checkpoint(directory)
-    target = _load_target(config)
-    rejections = list(findings(checkpoint, config.engine, _sizes(target)))
+    target, not_drafted = _load_target(config, _about(checkpoint).get("target"))
+    rejections = list(findings(checkpoint, config.engine, _facts(target)))
     drafted = None
-    if target and not rejections:
+    if target and has_other_embeddings(checkpoint, target):
+        not_drafted = "it holds other embeddings than the target's, which sfdd's drafters read"
+        if config.engine == "sglang":
+            rejections.append(
+                "embed_tokens.weight is not the target's, which SGLang reads instead."
+            )
+    elif target and not rejections:
         try:
             drafted = draft_token(checkpoint, target)
         except DrafterError as error:
@@ -131,6 +143,7 @@ def check_drafter(config: CheckConfig) -> CheckReport:
         rejections=tuple(rejections),
         described=_describe(checkpoint),
         drafted=drafted,
+        not_drafted=not_drafted,
         notes=tuple(_notes(checkpoint, config.engine, target)),
     )
 
@@ -148,7 +161,9 @@ def _converted(checkpoint: Checkpoint, config: ExportConfig) -> Checkpoint:
 
 def _provenance(checkpoint: Checkpoint, config: ExportConfig) -> str:
     """The drafter's own, and what was made of it."""
-    exported = {"export": json.loads(json.dumps(asdict(config), default=str)) | environment()}
+    # Names alone: the folders of whoever exported it are nobody's business.
+    settings = {k: v.name if isinstance(v, Path) else v for k, v in asdict(config).items()}
+    exported = {"export": settings | environment()}
     try:
         own = Provenance.from_json(checkpoint.provenance or "")
     except ValueError:
@@ -156,36 +171,59 @@ def _provenance(checkpoint: Checkpoint, config: ExportConfig) -> str:
     return Provenance(own.identity, {**own.about, **exported}).to_json()
 
 
-def _load_target(config: CheckConfig) -> TransformersTarget | None:
-    if not config.target:
-        return None
-    return TransformersTarget.load(
-        config.target, device=config.device, trust_remote_code=config.trust_remote_code
-    )
+def _load_target(
+    config: CheckConfig, recorded: str | None
+) -> tuple[TransformersTarget | None, str | None]:
+    """The target that was named, else the recorded one; or why there is none."""
+    name = config.target or recorded
+    if config.files_only:
+        return None, "the files alone were checked"
+    if not name:
+        return None, "no target is recorded, give --target"
+    try:
+        target = TransformersTarget.load(
+            name, device=config.device, trust_remote_code=config.trust_remote_code
+        )
+    except TargetError as error:
+        if config.target:
+            raise
+        return None, str(error)
+    return target, None
 
 
-def _sizes(target: TransformersTarget | None) -> TargetSizes | None:
+def _facts(target: TransformersTarget | None) -> TargetFacts | None:
     if target is None:
         return None
-    return TargetSizes(target.vocab_size, target.hidden_size, target.config.num_hidden_layers)
+    drafter: dict[str, Any] | None
+    try:
+        drafter = drafter_config(target, EagleDrafter.architecture).to_dict()
+    except TargetError:
+        drafter = None
+    return TargetFacts(
+        target.config.model_type,
+        target.vocab_size,
+        target.hidden_size,
+        target.config.num_hidden_layers,
+        drafter,
+    )
 
 
 def _describe(checkpoint: Checkpoint) -> Described:
     weights = {n: t for n, t in checkpoint.tensors.items() if t.is_floating_point()}
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in weights.values()})
-    third = method_of(checkpoint) == EAGLE3
+    method = method_of(checkpoint)
     return Described(
-        method=method_of(checkpoint),
+        method=method,
         tensors=len(checkpoint.tensors),
         parameters=sum(t.numel() for t in weights.values()),
         dtype=" and ".join(dtypes),
-        draft_vocab_size=checkpoint.config.get("draft_vocab_size") if third else None,
-        aux_layers=aux_layers(checkpoint.config) if third else (),
+        draft_vocab_size=checkpoint.config.get("draft_vocab_size") if method == EAGLE3 else None,
+        aux_layers=aux_layers(checkpoint.config) if method == EAGLE3 else (),
         target=_about(checkpoint).get("target"),
     )
 
 
-def _about(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _about(checkpoint: Checkpoint) -> Mapping[str, Any]:
     try:
         return Provenance.from_json(checkpoint.provenance or "").about
     except ValueError:

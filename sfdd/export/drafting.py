@@ -1,18 +1,23 @@
 """One draft step with a loaded drafter and its target: the proof that the parts fit together."""
 
-import tempfile
-from pathlib import Path
-
 import torch
 
 from sfdd.drafters.layer import token_embeddings
-from sfdd.drafters.loading import load_drafter
+from sfdd.drafters.loading import drafter_from
 from sfdd.errors import DrafterError
-from sfdd.export.checkpoint import Checkpoint, write_checkpoint
+from sfdd.export.checkpoint import Checkpoint
 from sfdd.export.layouts import as_trained
 from sfdd.targets.transformers_target import TransformersTarget
 
 _TOKENS = 8  # of the prompt; any will do
+_EMBEDDINGS = "embed_tokens.weight"
+
+
+def has_other_embeddings(checkpoint: Checkpoint, target: TransformersTarget) -> bool:
+    """Whether a drafter holds embeddings that are not the target's; vLLM would read those."""
+    own = checkpoint.tensors.get(_EMBEDDINGS)
+    rows = target.embedding.weight
+    return own is not None and not torch.equal(own.to(rows), rows)
 
 
 @torch.inference_mode()
@@ -23,11 +28,9 @@ def draft_token(checkpoint: Checkpoint, target: TransformersTarget) -> int:
         DrafterError: it cannot be loaded for the target, or drafts no token of the target's.
     """
     trained = as_trained(checkpoint)
-    with tempfile.TemporaryDirectory() as directory:
-        write_checkpoint(Path(directory), trained.config, trained.tensors, "{}")
-        drafter = load_drafter(Path(directory), target).eval()
-    for parameter in drafter.parameters():
-        parameter.data = parameter.data.to(target.model.dtype)
+    weights = {name: tensor for name, tensor in trained.tensors.items() if name != _EMBEDDINGS}
+    drafter = drafter_from(checkpoint.directory, trained.config, weights, target)
+    drafter = drafter.as_served(target.model.dtype)
 
     count = min(_TOKENS, target.vocab_size)
     ids = torch.arange(count, device=target.device)[None]  # [1, T]

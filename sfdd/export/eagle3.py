@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfdd.export.layouts import AUX_LAYERS, Sizes, aux_layers, export_again, mapping
+from sfdd.export.layouts import (
+    AUX_LAYERS,
+    ONLY_NESTED,
+    Sizes,
+    aux_layers,
+    export_again,
+    mapping,
+    nested_aux_layers,
+)
 
 
 def vocabulary_findings(
@@ -34,7 +42,7 @@ def vocabulary_findings(
         wrong = int((chosen.diff() <= 0).nonzero()[0, 0]) + 1
         yield (
             f"d2t maps draft token {wrong} to {int(chosen[wrong])}, not above the "
-            f"{int(chosen[wrong - 1])} before it, but draft tokens are in the order of the target's."
+            f"{int(chosen[wrong - 1])} before it, but sfdd's are in the order of the target's."
         )
     elif t2d is not None and t2d.shape == (sizes.vocabulary,) and not _marked(chosen, t2d):
         yield "d2t and t2d name different tokens, so one of them is another drafter's."
@@ -54,11 +62,17 @@ def aux_layer_findings(config: Mapping[str, Any], engine: str, layers: int | Non
     ids, nested = aux_layers(config), mapping(config, "eagle_config")
     if nested.get("use_aux_hidden_state") is False:
         yield "config.json has use_aux_hidden_state false, so the drafter would be given no layers."
+    if not ids and nested_aux_layers(config):
+        yield ONLY_NESTED
+        return
     if not ids:
         yield f"config.json names no aux layers ({AUX_LAYERS}), so every engine takes its own."
         return
     if list(ids) != sorted(set(ids)) or ids[0] < 1:
-        yield f"config.json names aux layers {list(ids)}, but they are distinct, ascending, from 1."
+        yield f"config.json names aux layers {list(ids)}, but sfdd's are distinct, ascending, from 1."
+    fused = config.get("num_aux_hidden_states")
+    if fused not in (None, len(ids)):
+        yield f"config.json has num_aux_hidden_states {fused}, but names {len(ids)} aux layers."
     inner = nested.get(AUX_LAYERS)
     if engine == "vllm" and inner and len(inner) != len(ids):
         yield f"eagle_config names {len(inner)} aux layers, by which vLLM makes fc, not {len(ids)}."

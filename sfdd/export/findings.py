@@ -13,17 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfdd.drafters.serving import why_not_served
 from sfdd.export.checkpoint import Checkpoint
+from sfdd.export.config import ENGINES
 from sfdd.export.eagle3 import aux_layer_findings, vocabulary_findings
+from sfdd.export.layer import layer_findings
 from sfdd.export.layouts import (
+    ALSO,
     ARCHITECTURES,
     EAGLE3,
-    ENGINE_NAMES,
     NO_SIZES,
     Sizes,
+    by_sfdds_names,
     expected_tensors,
     export_again,
-    mapping,
     method_of,
     optional_tensors,
     sizes_of,
@@ -32,28 +35,26 @@ from sfdd.export.layouts import (
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _MAPS = {"d2t": torch.int64, "t2d": torch.bool}
-# What engines can do to a layer, and sfdd's drafters are not trained with.
-_OFF = (
-    "norm_before_residual",
-    "norm_before_fc",
-    "norm_output",
-    "fc_norm",
-    "attention_bias",
-    "mlp_bias",
-)
 
 
 @dataclass(frozen=True)
-class TargetSizes:
-    """What a drafter has in common with its target."""
+class TargetFacts:
+    """What a drafter has in common with its target.
 
+    Attributes:
+        model_type: its family, as transformers calls it.
+        drafter: the config.json of a new drafter for it; None where none can be made.
+    """
+
+    model_type: str
     vocabulary: int
     hidden: int
     layers: int
+    drafter: Mapping[str, Any] | None
 
 
 def findings(
-    checkpoint: Checkpoint, engine: str, target: TargetSizes | None = None
+    checkpoint: Checkpoint, engine: str, target: TargetFacts | None = None
 ) -> Iterator[str]:
     """Everything about a drafter that an engine would not take for what it is meant to be.
 
@@ -69,8 +70,12 @@ def findings(
     except NO_SIZES as error:
         yield f"config.json lacks a size that every engine needs, or it is no number ({error})."
         return
-    yield from _settings(checkpoint.config, engine, method)
-    tensors = _by_one_name(checkpoint, engine, method)
+    yield from layer_findings(checkpoint.config, engine, method, target.drafter if target else None)
+    if checkpoint.config.get("num_hidden_layers") != 1:
+        return  # said; of more layers nothing is known here
+    tensors = checkpoint.tensors
+    if engine == "vllm":
+        tensors = by_sfdds_names(tensors, method)
     if not checkpoint.config.get("draft_vocab_size") and "lm_head.weight" in tensors:
         sizes = replace(sizes, draft_vocabulary=len(tensors["lm_head.weight"]))  # said already
     expected = expected_tensors(method, engine, sizes)
@@ -83,6 +88,8 @@ def findings(
         yield from vocabulary_findings(tensors.get("d2t"), tensors.get("t2d"), sizes)
     if target:
         yield from _target(sizes, target)
+        if engine == "vllm" and (reason := why_not_served(method, target.model_type)):
+            yield reason
 
 
 def _pickles(checkpoint: Checkpoint) -> Iterator[str]:
@@ -97,48 +104,15 @@ def _pickles(checkpoint: Checkpoint) -> Iterator[str]:
 def _kind(config: Mapping[str, Any], engine: str, method: str) -> Iterator[str]:
     """Whether the engine finds the class that loads such a drafter."""
     wanted, found = [ARCHITECTURES[method, engine]], config.get("architectures")
-    if found != wanted:
+    also = [[name] for name in ALSO.get((method, engine), ())]
+    if found not in [wanted, *also]:
         yield (
-            f"config.json has architectures {found}, but {ENGINE_NAMES[engine]} loads such a drafter "
-            f"as {wanted}: {export_again(engine)}."
+            f"config.json has architectures {found}, but {ENGINES[engine]} loads what sfdd trains as "
+            f"{wanted}: if this is that, {export_again(engine)}."
         )
     if config.get("model_type") != "llama":
-        yield f"config.json has model_type {config.get('model_type')!r}, but a drafter's is 'llama'."
-
-
-def _settings(config: Mapping[str, Any], engine: str, method: str) -> Iterator[str]:
-    name = ENGINE_NAMES[engine]
-    if config.get("num_hidden_layers") != 1:
-        found = config.get("num_hidden_layers")
-        yield f"config.json has num_hidden_layers {found}, but a drafter has 1."
-    for setting in (setting for setting in _OFF if config.get(setting)):
-        yield (
-            f"config.json sets {setting}, so {name} would run another layer than was trained: set it "
-            "to false."
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        yield f"config.json has hidden_act {config['hidden_act']!r}, but {name} runs 'silu' alone."
-    if method == EAGLE3 and not config.get("draft_vocab_size"):
-        without = "stops without it" if engine == "sglang" else "takes the whole vocabulary for it"
-        yield f"config.json has no draft_vocab_size, and {name} {without}: write lm_head's rows."
-    if method == EAGLE3 and config.get("tie_word_embeddings"):
-        yield (
-            f"config.json ties the head to the embeddings, so {name} may not use the drafter's own "
-            "lm_head: set tie_word_embeddings to false."
-        )
-    theta = mapping(config, "rope_parameters").get("rope_theta")
-    if engine == "sglang" and theta and config.get("rope_theta", 10_000) != theta:
-        yield (
-            f"config.json has a rope_theta of {theta} in rope_parameters alone, and SGLang on an older "
-            f"transformers takes 10000: {export_again(engine)}."
-        )
-
-
-def _by_one_name(checkpoint: Checkpoint, engine: str, method: str) -> dict[str, Tensor]:
-    """The tensors under one name where an engine knows two."""
-    if method == EAGLE3 and engine == "vllm":
-        return {n.replace("layers.0.", "midlayer.", 1): t for n, t in checkpoint.tensors.items()}
-    return dict(checkpoint.tensors)
+        found = config.get("model_type")
+        yield f"config.json has model_type {found!r}, but the drafters that sfdd trains are 'llama'."
 
 
 def _names(
@@ -148,7 +122,7 @@ def _names(
     engine: str,
 ) -> Iterator[str]:
     """Tensors that are missing, under another name, or unknown."""
-    name = ENGINE_NAMES[engine]
+    name = ENGINES[engine]
     for missing in (tensor for tensor in expected if tensor not in tensors):
         alike = [other for other in unknown if tuple(tensors[other].shape) == expected[missing]]
         near = difflib.get_close_matches(missing, alike, n=1, cutoff=0.5)
@@ -183,7 +157,7 @@ def _shapes(
             yield f"{name} has {shape[0]} entries, but config.json a {size} of {wanted[0]}."
         else:
             yield (
-                f"{name} is {list(shape)}, but by its sizes in config.json {ENGINE_NAMES[engine]} makes "
+                f"{name} is {list(shape)}, but by its sizes in config.json {ENGINES[engine]} makes "
                 f"it {list(wanted)}."
             )
 
@@ -208,7 +182,7 @@ def _values(known: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[
         yield f"config.json has dtype {config['dtype']}, but the weights are of {dtypes[0]}."
 
 
-def _target(sizes: Sizes, target: TargetSizes) -> Iterator[str]:
+def _target(sizes: Sizes, target: TargetFacts) -> Iterator[str]:
     for what, ours, theirs in (
         ("vocab_size", sizes.vocabulary, target.vocabulary),
         ("target_hidden_size", sizes.target_hidden, target.hidden),

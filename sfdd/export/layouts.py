@@ -18,19 +18,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from sfdd.drafters.drafter import renamed
 from sfdd.errors import DrafterError
 from sfdd.export.checkpoint import Checkpoint
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
-ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 ARCHITECTURES = {
     (EAGLE, "vllm"): "LlamaForCausalLM",
     (EAGLE, "sglang"): "LlamaForCausalLMEagle",
     (EAGLE3, "vllm"): "LlamaForCausalLMEagle3",
     (EAGLE3, "sglang"): "LlamaForCausalLMEagle3",
 }
+# Those that vLLM makes the same class of: it adds "Eagle" or "Eagle3" where a name lacks it.
+ALSO = {
+    (EAGLE, "vllm"): ("EagleLlamaForCausalLM",),
+    (EAGLE3, "vllm"): ("LlamaForCausalLM", "Eagle3LlamaForCausalLM"),
+}
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+ONLY_NESTED = (
+    "config.json names aux layers in eagle_config alone, where vLLM and SGLang count differently: write "
+    f"them as {AUX_LAYERS} at its top level, too, as vLLM counts."
+)
 NO_SIZES = (KeyError, TypeError, ValueError, ArithmeticError)
 _LAYER = {EAGLE: "layers.0", EAGLE3: "midlayer"}
 
@@ -74,24 +84,44 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         head_dim=int(config.get("head_dim") or hidden // heads),
         vocabulary=int(config["vocab_size"]),
         draft_vocabulary=int(config.get("draft_vocab_size") or config["vocab_size"]),
-        aux_layers=len(aux_layers(config) or (0, 0, 0)),
+        aux_layers=len(aux_layers(config) or nested_aux_layers(config) or (0, 0, 0)),
     )
 
 
 def method_of(checkpoint: Checkpoint) -> str:
-    """Which kind of drafter it is, by its architecture, else by its tensors."""
-    for (method, _), architecture in ARCHITECTURES.items():
-        if checkpoint.config.get("architectures") == [architecture]:
-            return method
-    third = any(name.startswith("midlayer.") or name == "d2t" for name in checkpoint.tensors)
-    return EAGLE3 if third else EAGLE
+    """Which kind of drafter it is, by its tensors, else by its architecture.
+
+    The architecture may be that of a plain Llama for either kind.
+    """
+    names = checkpoint.tensors
+    if any(mark in name for name in names for mark in ("midlayer.", "hidden_norm.", "d2t")):
+        return EAGLE3
+    if "layers.0.self_attn.q_proj.weight" in names and "norm.weight" not in names:
+        return EAGLE
+    named = checkpoint.config.get("architectures")
+    return EAGLE3 if named == [ARCHITECTURES[EAGLE3, "vllm"]] else EAGLE
 
 
 def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The aux layer ids as sfdd and vLLM count; () where no whole numbers are written."""
-    ids = config.get(AUX_LAYERS) or mapping(config, "eagle_config").get(AUX_LAYERS)
+    """The aux layer ids as sfdd and vLLM count; () where no whole numbers are written.
+
+    Those in `eagle_config` alone may be counted either way.
+    """
+    ids = config.get(AUX_LAYERS)
     known = isinstance(ids, list) and all(isinstance(i, int) for i in ids)
     return tuple(ids) if ids and known else ()
+
+
+def nested_aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The aux layer ids in `eagle_config`, however they are counted."""
+    return aux_layers(mapping(config, "eagle_config"))
+
+
+def by_sfdds_names(tensors: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
+    """The layer under one name where vLLM knows two."""
+    if method == EAGLE:
+        return dict(tensors)
+    return renamed(tensors, "layers.0.", "midlayer.")
 
 
 def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -143,8 +173,8 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
     Raises:
         DrafterError: it has what sfdd's drafters have not.
     """
-    config, tensors = dict(checkpoint.config), dict(checkpoint.tensors)
-    method = method_of(checkpoint)
+    config, method = dict(checkpoint.config), method_of(checkpoint)
+    tensors = by_sfdds_names(checkpoint.tensors, method)
     bias = tensors.pop("fc.bias", None)
     if bias is not None and bool(bias.any()):
         raise DrafterError(
@@ -152,6 +182,10 @@ def as_trained(checkpoint: Checkpoint) -> Checkpoint:
         )
     config["architectures"] = [ARCHITECTURES[method, "vllm"]]
     if method == EAGLE3:
+        if nested_aux_layers(config) and not aux_layers(config):
+            raise DrafterError(
+                f"The drafter in {checkpoint.directory} is not certain: {ONLY_NESTED}"
+            )
         config |= _aux_config(config, aux_layers(config), first=1)
         if sizes_of(config).whole_vocabulary:
             tensors = {n: t for n, t in tensors.items() if n not in ("d2t", "t2d")}

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from sfdd.conversations.config import MaskConfig
 from sfdd.conversations.conversation import Conversation, Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.rendering import ChatRenderer
+from sfdd.conversations.template import inline_thought, with_reasoning_heeded
 from sfdd.export.trainers import Order, TextForm
 
 
@@ -50,7 +51,7 @@ class AsText:
         form: how the trainer reads turns.
         reasoning: as in `MaskConfig`.
         writes_reasoning: every turn has the key `reasoning_content`, since loaders want the same keys in
-            all rows; without it, no conversation may have any reasoning to write.
+            all rows; without it, no conversation may have any reasoning under that key to write.
     """
 
     form: TextForm
@@ -58,15 +59,16 @@ class AsText:
     writes_reasoning: bool = False
 
     def __call__(self, conversation: Conversation) -> list[Record] | Skipped:
-        messages = [self._without_dropped(message) for message in conversation.messages]
+        messages = [self._as_scored(message) for message in conversation.messages]
         if reason := self._unsayable(conversation, messages):
             return Skipped(conversation.origin, conversation.id, reason, conversation.content_hash)
         turns = [self._turn(message) for message in messages]
         return [Record({"id": portable_id(conversation), self.form.turns: turns})]
 
-    def _without_dropped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        dropped = {"reasoning_content"} if self.reasoning == "drop" else set()
-        return {key: value for key, value in message.items() if key not in dropped}
+    def _as_scored(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A turn as the chat template was given it; a thought that is kept stays where it stands."""
+        inline = inline_thought(message["content"]) if message["role"] == "assistant" else ""
+        return with_reasoning_heeded(dict(message), inline, self.reasoning)
 
     def _unsayable(
         self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]
@@ -77,7 +79,8 @@ class AsText:
             return Unsayable.TOKENS_ONLY
         if conversation.tools or has_tools:
             return Unsayable.TOOLS
-        if has_reasoning(messages) and not (self.form.reasoning and self.reasoning == "keep"):
+        thinks = has_reasoning(messages) or any(map(_thinks_inline, messages))
+        if thinks and not (self.form.reasoning and self.reasoning == "keep"):
             return Unsayable.REASONING
         if conversation.muted:
             return Unsayable.MUTED_TURNS
@@ -133,8 +136,13 @@ def any_reasoning(items: Iterator[Conversation | Skipped], mask: MaskConfig) -> 
 
 
 def has_reasoning(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any of some messages has reasoning."""
+    """Whether any of some messages has reasoning under its key."""
     return any(message.get("reasoning_content") for message in messages)
+
+
+def _thinks_inline(message: Mapping[str, Any]) -> bool:
+    """Whether an answer has a thought in its content; some prompts begin it, so that its end tells."""
+    return message["role"] == "assistant" and "</think>" in message["content"]
 
 
 def portable_id(conversation: Conversation) -> str:

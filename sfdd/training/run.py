@@ -15,6 +15,7 @@ from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.conversations.pipeline import open_sources
 from sfdd.drafters.drafter import Drafter, read_provenance
 from sfdd.drafters.loading import load_drafter, new_drafter
+from sfdd.drafters.serving import why_not_served
 from sfdd.drafters.vocabulary import draft_vocabulary
 from sfdd.errors import DataError
 from sfdd.progress import ProgressCallback, silent
@@ -114,6 +115,8 @@ def train_draft(
         raise DataError("No training data: no conversation has a supervised token to learn.")
     data = split(usable, config.held_out, config.seed)
     drafter = _untrained(config, target, data)
+    if ranks.is_first and (reason := why_not_served(config.method, target.config.model_type)):
+        log.warning(reason)
     config = replace(config, aux_layers=drafter.aux_layers or None)
     weights = token_weights(config, target, data)
     provenance = Provenance(

@@ -53,7 +53,7 @@ def test_export_then_check(folder: Path) -> None:
     assert "method eagle3" in lines(result)
     assert "aux layers 2, 4, 5" in lines(result)
     assert "draft vocabulary 100" in lines(result)
-    assert f"Next: sfdd export --check {output} --for sglang --target " in result.stderr
+    assert f"Next: sfdd export --check {output} --for sglang\n" in result.stderr
 
     result = sfdd("--check", output, "--for", "sglang", "--target", target)
     assert result.exit_code == 0, result.output
@@ -66,7 +66,9 @@ def test_what_was_trained_is_checked_by_default(folder: Path) -> None:
     result = sfdd("--check", "--for", "vllm", "--run", folder / "run")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"vLLM would load {folder / 'run/drafter'}\n")
-    assert "draft step not run, give --target" in lines(result)
+    assert any(line.startswith("draft step drafts token ") for line in lines(result))
+    result = sfdd("--check", "--for", "vllm", "--run", folder / "run", "--files-only")
+    assert "draft step not run: the files alone were checked" in lines(result)
     assert '--speculative-config \'{"method": "eagle3", "model": ' in result.stderr
 
 
@@ -94,8 +96,12 @@ def test_json(folder: Path) -> None:
     report = json.loads(sfdd("--for", "vllm", folder / "out", "--run", run, "--json").stdout)
     assert report["output"] == str(folder / "out")
     assert report["described"]["aux_layers"] == [2, 4, 5]
-    report = json.loads(sfdd("--for", "vllm", "--check", folder / "out", "--json").stdout)
-    assert (report["accepted"], report["rejections"], report["drafted"]) == (True, [], None)
+    check = ["--for", "vllm", "--check", folder / "out", "--json"]
+    report = json.loads(sfdd(*check).stdout)
+    assert (report["accepted"], report["rejections"], report["not_drafted"]) == (True, [], None)
+    assert 0 <= report["drafted"] < 260
+    report = json.loads(sfdd(*check, "--files-only").stdout)
+    assert (report["accepted"], report["drafted"]) == (True, None)
     (folder / "out/pytorch_model.bin").write_bytes(b"")
     result = sfdd("--for", "vllm", "--check", folder / "out", "--json")
     report = json.loads(result.stdout)
@@ -118,6 +124,22 @@ def test_json(folder: Path) -> None:
             ["--for", "vllm", "--check", "--overwrite"],
             "--check writes nothing, so --overwrite has no",
         ),
+        (
+            ["--for", "vllm", "--check", "--files-only", "--target", "smollm2"],
+            "--files-only loads no target, but --target names one: leave out one of the two.",
+        ),
+        *(
+            (
+                ["--for", "vllm", *option],
+                f"{option[0]} is for --check, which alone loads a target: leave it out, or add --check.",
+            )
+            for option in (
+                ["--target", "smollm2"],
+                ["--device", "cpu"],
+                ["--trust-remote-code"],
+                ["--files-only"],
+            )
+        ),
     ],
 )
 def test_a_wrong_option(arguments: list[str], complaint: str) -> None:
@@ -125,6 +147,31 @@ def test_a_wrong_option(arguments: list[str], complaint: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {complaint}")
     assert result.stderr.count("\n") == 1
+
+
+def test_the_environments_target_is_no_option_of_an_export(folder: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["export", "--for", "vllm", "--run", str(folder / "run")],
+        env={"SFDD_TARGET": "my/model"},
+    )
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("kind", ["embedded", "gguf"])
+def test_the_target_to_serve_is_one_that_engines_read(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded one by where it lies; a GGUF file is none."""
+    gguf = folder / "target/model.gguf"
+    gguf.touch()
+    monkeypatch.setattr("sfdd.targets.smollm2.locate", lambda: str(folder / "target"))
+    name = "smollm2" if kind == "embedded" else str(gguf)
+    provenance = {"identity": {}, "about": {"target": name}}
+    (folder / "run/drafter/provenance.json").write_text(json.dumps(provenance))
+    result = sfdd("--check", "--for", "vllm", "--run", folder / "run", "--files-only")
+    served = str(folder / "target") if kind == "embedded" else "TARGET"
+    assert f"Next: vllm serve {served} --speculative-config" in result.stderr
 
 
 def test_a_run_without_a_drafter(tmp_path: Path) -> None:

@@ -73,6 +73,21 @@ def test_json(data: Path, tmp_path: Path) -> None:
     assert report["hand_over"] == f"data.data_path={tmp_path / 'out'}"
 
 
+@pytest.mark.parametrize("option", ["--target", "--max-length", "--rewritten"])
+def test_an_option_that_text_does_without(option: str, data: Path, tmp_path: Path) -> None:
+    value = {"--target": "smollm2", "--max-length": 512, "--rewritten": "last"}[option]
+    given = ["export-data", tmp_path / "out", "--data", data, option, value]
+    for trainer, instead in (("eagle", ""), ("specforge", ", or add --form tokens")):
+        result = sfdd(*given, "--for", trainer)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"Error: {option} is for tokens, but what ")
+        assert result.stderr.endswith(f"leave it out{instead}.\n")
+    result = CliRunner().invoke(
+        app, [*map(str, given[:4]), "--for", "eagle"], env={"SFDD_TARGET": "my/model"}
+    )
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

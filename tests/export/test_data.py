@@ -18,8 +18,9 @@ from sfdd.conversations.config import MaskConfig
 from sfdd.conversations.conversation import Conversation, Skipped
 from sfdd.conversations.pipeline import open_sources, read_conversations, tokenize_data
 from sfdd.errors import ArtifactError, DataError, SfddError, UsageError
-from sfdd.export.config import TRAINERS, ExportDataConfig
+from sfdd.export.config import ExportDataConfig
 from sfdd.export.data import ExportDataReport, export_data
+from sfdd.export.trainers import TRAINERS
 from sfdd.filtering.config import FilterConfig
 from sfdd.filtering.run import filter_data
 from sfdd.scoring.config import ScoreConfig
@@ -278,6 +279,47 @@ class TestWhatCannotBeSaid:
         assert dropped["thought"]["conversations"][1] == {"from": "gpt", "value": "4"}
         assert export("modelopt", odd, tmp_path / "b", reasoning="mask").reasons["reasoning"] == 1
 
+    INLINE = "<think>\nTwo and two.\n</think>\n\n"
+
+    @pytest.mark.parametrize(
+        ("trainer", "reasoning", "written"),
+        [
+            ("modelopt", "keep", INLINE + "4"),  # as the chat template was given it
+            ("modelopt", "drop", "4"),
+            ("modelopt", "mask", None),
+            ("eagle", "keep", None),
+            ("eagle", "drop", "4"),
+            ("specforge", "keep", None),
+            ("specforge", "drop", "4"),
+        ],
+    )
+    def test_a_thought_in_the_content(
+        self, trainer: str, reasoning: str, written: str | None, tmp_path: Path
+    ) -> None:
+        thinks = openai("2 + 2?", self.INLINE + "4", id="x")
+        data = write_jsonl(tmp_path / "in.jsonl", [PLAIN[0], thinks])
+        report = export(trainer, data, tmp_path / "out", reasoning=reasoning)
+        assert report.reasons == ({} if written else {"reasoning": 1})
+        turns = next(value for key, value in rows(report.output)[-1].items() if key != "id")
+        assert (list(turns[-1].values())[-1] == written) == bool(written)
+
+    def test_a_thought_said_twice_is_written_once(self, tmp_path: Path) -> None:
+        record = openai("2 + 2?", self.INLINE + "4", id="x")
+        record["messages"][1]["reasoning_content"] = "Two and two."
+        export("modelopt", write_jsonl(tmp_path / "in.jsonl", [record]), tmp_path / "out")
+        assert rows(tmp_path / "out")[0]["messages"][1] == THOUGHT["messages"][1]
+
+    def test_a_thought_that_the_prompt_began(self, tmp_path: Path) -> None:
+        """Whether the prompt did, only the target's template knows: it is not written as an answer."""
+        data = write_jsonl(tmp_path / "in.jsonl", [openai("?", "Hm.</think>4", id="x"), PLAIN[0]])
+        report = export("modelopt", data, tmp_path / "out", reasoning="drop")
+        assert report.reasons == {"reasoning": 1}
+
+    def test_inline_thoughts_alone(self, tmp_path: Path) -> None:
+        data = write_jsonl(tmp_path / "in.jsonl", [openai("?", self.INLINE, id="x"), PLAIN[0]])
+        report = export("modelopt", data, tmp_path / "out", reasoning="drop")
+        assert report.reasons == {"empty_conversation": 1}
+
     def test_an_answer_of_thoughts_alone(self, tmp_path: Path) -> None:
         record = openai("2 + 2?", "", id="x")
         record["messages"][1]["reasoning_content"] = "Hm."
@@ -335,7 +377,7 @@ TURN = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(
     chats=st.lists(st.lists(TURN, max_size=4), min_size=1, max_size=4),
-    trainer=st.sampled_from(TRAINERS),
+    trainer=st.sampled_from(list(TRAINERS)),
     form=st.sampled_from(["text", "tokens"]),
 )
 def test_counts_add_up_and_what_is_written_is_what_was_read(
@@ -376,6 +418,31 @@ class TestOutput:
         assert out.read_bytes() == before
         export("modelopt", plain, out, overwrite=True)
         assert "messages" in rows(out)[0]
+
+    def test_a_file_in_the_place_of_the_provenance(self, plain: Path, tmp_path: Path) -> None:
+        mine = tmp_path / "out.provenance"
+        mine.write_text("years of work")
+        with pytest.raises(ArtifactError, match=r"out\.provenance exists\. Choose another output"):
+            export("eagle", plain, tmp_path / "out")
+        assert mine.read_text() == "years of work"
+        assert not (tmp_path / "out").exists()
+        export("eagle", plain, tmp_path / "out", overwrite=True)
+        assert Provenance.from_json(mine.read_text()).identity["for"] == "eagle"
+
+    def test_no_provenance_of_what_was_not_put_in_place(
+        self, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replace = Path.replace
+
+        def refuse(self: Path, to: Path) -> Path:
+            if to.name == "out":
+                raise OSError("No space left on device")
+            return replace(self, to)
+
+        monkeypatch.setattr(Path, "replace", refuse)
+        with pytest.raises(ArtifactError, match="No space left on device"):
+            export("eagle", plain, tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["plain.jsonl"]
 
     def test_never_the_data(self, plain: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="is one of the data sets to export"):
@@ -436,6 +503,20 @@ class TestOfARun:
             c.input_ids.tolist()
             for c in tokens  # type: ignore[union-attr]
         ]
+
+    def test_text_is_written_whole(self, run: Path, tmp_path: Path) -> None:
+        report = export_data(ExportDataConfig("modelopt", tmp_path / "text.jsonl", run=run))
+        tokens = export_data(ExportDataConfig("speculators", tmp_path / "tokens.jsonl", run=run))
+        assert tokens.truncated > 0
+        assert report.notes[-1] == (
+            f"{tokens.truncated} of the scored conversations were cut at 70 tokens, and text is written "
+            "whole: set the trainer to cut it there, or it learns more than was scored."
+        )
+        assert tokens.notes == ()
+        (run / "scores.parquet").rename(tmp_path / "scores.parquet")
+        again = ExportDataConfig("modelopt", tmp_path / "again.jsonl", run=run)
+        assert len(export_data(again).notes) == 1  # of the last turn alone
+        (tmp_path / "scores.parquet").rename(run / "scores.parquet")
 
     def test_default_output(self, run: Path) -> None:
         report = export_data(ExportDataConfig("automodel", run=run))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import save_tiny_target
 from export.conftest import DRAFT_TO_TARGET
-from export.helpers import damaged, read_config, shapes
+from export.helpers import Tensors, damaged, read_config, shapes
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
@@ -15,7 +15,7 @@ from sfdd.artifacts import Provenance
 from sfdd.drafters.drafter import read_provenance
 from sfdd.drafters.layer import token_embeddings
 from sfdd.drafters.loading import load_drafter
-from sfdd.errors import ArtifactError, DrafterError
+from sfdd.errors import ArtifactError, DrafterError, TargetError
 from sfdd.export.checkpoint import read_checkpoint
 from sfdd.export.config import CheckConfig, ExportConfig
 from sfdd.export.drafters import check_drafter, export_drafter
@@ -176,15 +176,107 @@ def test_a_draft_step_of_what_was_written(
     assert report.notes == ()
 
 
-def test_the_training_output_is_what_vllm_loads(trained: Path, deep_directory: Path) -> None:
+def test_the_training_output_is_what_vllm_loads(
+    trained: Path, deep_target: TransformersTarget
+) -> None:
+    """With a draft step of the target that it records, unless that is left out."""
     for method in ("eagle", "eagle3"):
-        assert check_drafter(CheckConfig("vllm", trained / method)).accepted
+        report = check_drafter(CheckConfig("vllm", trained / method))
+        assert report.accepted
+        assert report.drafted == draft(trained / method, deep_target)
+        report = check_drafter(CheckConfig("vllm", trained / method, files_only=True))
+        assert (report.accepted, report.drafted) == (True, None)
+        assert report.not_drafted == "the files alone were checked"
+
+
+def test_a_recorded_target_that_is_gone(trained: Path, tmp_path: Path) -> None:
+    """Said, and no reason to reject the drafter; one that was named is."""
+    gone = str(tmp_path / "gone")
+    record = {"identity": {}, "about": {"target": gone}}
+    source = damaged(trained / "eagle3", tmp_path / "in")
+    (source / "provenance.json").write_text(json.dumps(record))
+    report = check_drafter(CheckConfig("vllm", source))
+    assert (report.accepted, report.drafted) == (True, None)
+    assert str(report.not_drafted).startswith(f"Target {gone} does not exist.")
+    with pytest.raises(TargetError, match="does not exist"):
+        check_drafter(CheckConfig("vllm", source, target=gone))
+
+
+class TestOthersDrafters:
+    """What vLLM loads and `sfdd train-draft` does not write."""
+
+    def test_a_layer_by_its_other_name(
+        self, trained: Path, tmp_path: Path, deep_target: TransformersTarget
+    ) -> None:
+        def renamed(tensors: Tensors) -> None:
+            for name in [n for n in tensors if n.startswith("midlayer.")]:
+                tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+
+        source = damaged(
+            trained / "eagle3",
+            tmp_path / "in",
+            tensors=renamed,
+            config=lambda c: c.update(architectures=["LlamaForCausalLM"]),
+        )
+        report = check_drafter(CheckConfig("vllm", source))
+        assert (report.accepted, report.described.method) == (True, "eagle3")
+        assert report.drafted == draft(trained / "eagle3", deep_target)
+        assert shapes(export(source, "sglang", tmp_path / "out")) == EAGLE3 | SMALL_HEAD
+
+    @pytest.mark.parametrize("method", ["eagle", "eagle3"])
+    def test_the_targets_own_embeddings(
+        self, method: str, trained: Path, tmp_path: Path, deep_target: TransformersTarget
+    ) -> None:
+        rows = deep_target.embedding.weight
+        for name, held in (("same", rows), ("other", rows + 1)):
+            source = damaged(
+                trained / method,
+                tmp_path / name,
+                tensors=lambda t, held=held: t.update({"embed_tokens.weight": held}),
+            )
+            report = check_drafter(CheckConfig("vllm", source))
+            assert report.accepted
+            if name == "same":
+                assert report.drafted == draft(trained / method, deep_target)
+            else:
+                assert report.drafted is None
+                assert str(report.not_drafted).startswith("it holds other embeddings than the tar")
+                sglang = export(source, "sglang", tmp_path / f"sglang-{name}")
+                (said,) = check_drafter(CheckConfig("sglang", sglang)).rejections
+                assert (
+                    said == "embed_tokens.weight is not the target's, which SGLang reads instead."
+                )
+
+    def test_aux_layers_that_may_be_counted_either_way(self, trained: Path, tmp_path: Path) -> None:
+        key = "eagle_aux_hidden_state_layer_ids"
+        source = damaged(trained / "eagle3", tmp_path / "in", config=lambda c: c.pop(key))
+        with pytest.raises(DrafterError, match=r"names aux layers in eagle_config alone, where vL"):
+            export(source, "sglang", tmp_path / "out")
+
+    def test_nothing_is_written_to_check(
+        self, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+        assert check_drafter(CheckConfig("vllm", trained / "eagle3")).drafted is not None
 
 
 def test_what_was_exported_for_sglang_vllm_loads_too(trained: Path, tmp_path: Path) -> None:
     """EAGLE-3 alone: each engine reads the aux layers elsewhere in config.json."""
     output = export(trained / "eagle3", "sglang", tmp_path / "out")
     assert check_drafter(CheckConfig("vllm", output)).accepted
+
+
+def test_what_was_exported_is_not_evaluated(
+    trained: Path, tmp_path: Path, deep_target: TransformersTarget
+) -> None:
+    """And no advice is given that would cost a good drafter."""
+    output = export(trained / "eagle", "sglang", tmp_path / "out")
+    with pytest.raises(DrafterError) as error:
+        load_drafter(output, deep_target)
+    assert str(error.value) == (
+        f"The drafter in {output} is in SGLang's form. Give the one that it was exported from, by "
+        "default RUN/drafter."
+    )
 
 
 def test_the_provenance_is_kept(trained: Path, tmp_path: Path) -> None:
@@ -194,7 +286,8 @@ def test_the_provenance_is_kept(trained: Path, tmp_path: Path) -> None:
     assert after.about["settings"] == {"epochs": 3}
     assert after.about["export"]["engine"] == "sglang"
     assert after.about["export"]["dtype"] == "bfloat16"
-    assert after.about["export"]["drafter"] == str(trained / "eagle3")
+    assert after.about["export"]["drafter"] == "eagle3"
+    assert str(tmp_path) not in json.dumps(after.about["export"])
 
 
 def test_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
@@ -209,6 +302,25 @@ def test_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
     assert check_drafter(CheckConfig("vllm", run=tmp_path / "run")).drafter == (
         tmp_path / "run/drafter"
     )
+
+
+class TestLeftovers:
+    """Of an export that was killed."""
+
+    def test_are_removed_by_the_next(self, trained: Path, tmp_path: Path) -> None:
+        for name in (".out-abcd1234", ".out.77.earlier"):
+            damaged(trained / "eagle", tmp_path / name)
+        (tmp_path / ".out-thesis_1").mkdir()
+        (tmp_path / ".out-thesis_1/thesis.tex").write_text("years of work")
+        export(trained / "eagle", "vllm", tmp_path / "out", overwrite=True)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [".out-thesis_1", "out"]
+
+    def test_an_earlier_export_is_put_back(self, trained: Path, tmp_path: Path) -> None:
+        damaged(trained / "eagle", tmp_path / ".out.77.earlier")
+        with pytest.raises(ArtifactError, match=r"out exists\. Choose another output"):
+            export(trained / "eagle3", "vllm", tmp_path / "out")
+        assert shapes(tmp_path / "out") == EAGLE
+        assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 class TestReplacing:
@@ -249,7 +361,8 @@ class TestReplacing:
 
 def test_a_target_that_the_drafter_was_not_trained_for(trained: Path, tmp_path: Path) -> None:
     """Of the same sizes, so that it loads: the note says in what it differs."""
-    other = save_tiny_target(tmp_path / "other", seed=1, num_hidden_layers=8)
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    other = save_tiny_target(tmp_path / "other", seed=1, num_hidden_layers=8, rope_parameters=rope)
     report = check_drafter(CheckConfig("vllm", trained / "eagle3", target=str(other)))
     assert report.accepted
     (note,) = report.notes
@@ -261,6 +374,10 @@ def test_a_drafter_without_provenance(trained: Path, tmp_path: Path) -> None:
     (source / "provenance.json").unlink()
     (note,) = check_drafter(CheckConfig("vllm", source)).notes
     assert note.startswith("It has no readable provenance.json")
+    (source / "provenance.json").write_bytes(b"\xff\xfe{}")
+    report = check_drafter(CheckConfig("vllm", source))
+    assert report.notes == (note,)
+    assert report.not_drafted == "no target is recorded, give --target"
     output = export(source, "vllm", tmp_path / "out")
     about = Provenance.from_json((output / "provenance.json").read_text()).about
     assert json.loads(json.dumps(about["export"]))["engine"] == "vllm"

@@ -2,25 +2,33 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import save_tiny_target
+from drafters.targets import TARGETS, make_target
 from export.helpers import damaged
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from sfdd.artifacts import Provenance
+from sfdd.drafters.loading import new_drafter
+from sfdd.drafters.serving import why_not_served
 from sfdd.errors import DrafterError
 from sfdd.export.checkpoint import read_checkpoint
 from sfdd.export.config import CheckConfig, ExportConfig
-from sfdd.export.drafters import check_drafter, export_drafter
+from sfdd.export.drafters import _facts, check_drafter, export_drafter
 from sfdd.export.eagle3 import vocabulary_findings
+from sfdd.export.findings import findings
 from sfdd.export.layouts import Sizes
+from sfdd.targets.transformers_target import TransformersTarget
 
 Damage = Callable[[dict[str, Any]], object]
+ROPE = {"rope_type": "default", "rope_theta": 500_000.0}
 AUX = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -41,7 +49,12 @@ def check(
 ) -> tuple[str, ...]:
     """What is said of a damaged drafter."""
     report = check_drafter(
-        CheckConfig(engine, damaged(trained, to, **damage), target=str(target) if target else None)
+        CheckConfig(
+            engine,
+            damaged(trained, to, **damage),
+            target=str(target) if target else None,
+            files_only=target is None,
+        )
     )
     assert report.accepted == (not report.rejections)
     return report.rejections
@@ -104,8 +117,8 @@ TENSORS = [
     ),
     (
         lambda t: t["d2t"].__setitem__(50, 1),
-        "d2t maps draft token 50 to 51, not above the 101 before it, but draft tokens are in the order "
-        "of the target's.",
+        "d2t maps draft token 50 to 51, not above the 101 before it, but sfdd's are in the order of the "
+        "target's.",
     ),
     (
         lambda t: t["t2d"].__setitem__(slice(3, 5), torch.tensor([False, True])),
@@ -137,19 +150,22 @@ def test_tensors(damage: Damage, sentence: str, trained: Path, tmp_path: Path) -
 SETTINGS = [
     (
         put(architectures=["LlamaForCausalLMEagle4"]),
-        "config.json has architectures ['LlamaForCausalLMEagle4'], but vLLM loads such a drafter as "
-        "['LlamaForCausalLMEagle3']: write it with 'sfdd export --for vllm'.",
+        "config.json has architectures ['LlamaForCausalLMEagle4'], but vLLM loads what sfdd trains as "
+        "['LlamaForCausalLMEagle3']: if this is that, write it with 'sfdd export --for vllm'.",
     ),
     (
         drop("architectures"),
-        "config.json has architectures None, but vLLM loads such a drafter as "
-        "['LlamaForCausalLMEagle3']: write it with 'sfdd export --for vllm'.",
+        "config.json has architectures None, but vLLM loads what sfdd trains as "
+        "['LlamaForCausalLMEagle3']: if this is that, write it with 'sfdd export --for vllm'.",
     ),
     (
         put(model_type="qwen3"),
-        "config.json has model_type 'qwen3', but a drafter's is 'llama'.",
+        "config.json has model_type 'qwen3', but the drafters that sfdd trains are 'llama'.",
     ),
-    (put(num_hidden_layers=2), "config.json has num_hidden_layers 2, but a drafter has 1."),
+    (
+        put(num_hidden_layers=2),
+        "config.json has num_hidden_layers 2, but the drafters that sfdd trains have 1.",
+    ),
     (
         drop("intermediate_size"),
         "config.json lacks a size that every engine needs, or it is no number ('intermediate_size').",
@@ -159,15 +175,40 @@ SETTINGS = [
         "config.json has no draft_vocab_size, and vLLM takes the whole vocabulary for it: write "
         "lm_head's rows.",
     ),
-    (
-        put(norm_before_residual=True),
-        "config.json sets norm_before_residual, so vLLM would run another layer than was trained: set it "
-        "to false.",
+    *(
+        (
+            damage,
+            f"config.json sets {what}, which the drafters that sfdd trains do without: leave it out if "
+            "this is one of them.",
+        )
+        for damage, what in [
+            (put(norm_before_residual=True), "norm_before_residual"),
+            (put(norm_output=True), "norm_output"),
+            (lambda c: c["eagle_config"].update(norm_before_fc=True), "norm_before_fc"),
+            (lambda c: c["eagle_config"].update(fc_norm=True), "fc_norm"),
+            (put(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+            (put(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+            (
+                lambda c: c["rope_parameters"].update(partial_rotary_factor=0.25),
+                "partial_rotary_factor 0.25",
+            ),
+            (put(sliding_window=512), "sliding_window"),
+            (put(layer_types=["sliding_attention"]), "layer_types ['sliding_attention']"),
+            (put(logit_scale=0.0625), "logit_scale 0.0625"),
+        ]
     ),
     (
-        put(norm_output=True),
-        "config.json sets norm_output, so vLLM would run another layer than was trained: set it to "
-        "false.",
+        put(num_aux_hidden_states=4),
+        "config.json has num_aux_hidden_states 4, but names 3 aux layers.",
+    ),
+    (
+        drop("rope_parameters"),
+        "config.json has no rope_theta, so vLLM takes 10000: write the target's.",
+    ),
+    (
+        drop(AUX),
+        "config.json names aux layers in eagle_config alone, where vLLM and SGLang count differently: "
+        f"write them as {AUX} at its top level, too, as vLLM counts.",
     ),
     (put(hidden_act="gelu"), "config.json has hidden_act 'gelu', but vLLM runs 'silu' alone."),
     (
@@ -177,11 +218,11 @@ SETTINGS = [
     ),
     (
         put(**{AUX: [2, 5, 4]}),
-        "config.json names aux layers [2, 5, 4], but they are distinct, ascending, from 1.",
+        "config.json names aux layers [2, 5, 4], but sfdd's are distinct, ascending, from 1.",
     ),
     (
         put(**{AUX: [0, 4, 5]}),
-        "config.json names aux layers [0, 4, 5], but they are distinct, ascending, from 1.",
+        "config.json names aux layers [0, 4, 5], but sfdd's are distinct, ascending, from 1.",
     ),
     (
         lambda c: c["eagle_config"].update({AUX: [2, 4, 5, 6]}),
@@ -201,6 +242,21 @@ SETTINGS = [
 @pytest.mark.parametrize(("damage", "sentence"), SETTINGS)
 def test_settings(damage: Damage, sentence: str, trained: Path, tmp_path: Path) -> None:
     assert check(trained / "eagle3", tmp_path / "in", config=damage) == (sentence,)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        put(architectures=["LlamaForCausalLM"]),  # vLLM adds "Eagle3"
+        put(layer_types=["full_attention"], partial_rotary_factor=1.0, logit_scale=1),
+        lambda c: c.update(
+            norm_before_fc=True, eagle_config={**c["eagle_config"], "norm_before_fc": False}
+        ),
+        lambda c: c.update(rope_theta=c.pop("rope_parameters")["rope_theta"]),
+    ],
+)
+def test_settings_that_vllm_takes(damage: Damage, trained: Path, tmp_path: Path) -> None:
+    assert check(trained / "eagle3", tmp_path / "in", config=damage) == ()
 
 
 def test_another_draft_vocabulary_than_the_heads(trained: Path, tmp_path: Path) -> None:
@@ -266,8 +322,9 @@ class TestSGLang:
                 "eagle",
                 None,
                 put(architectures=["LlamaForCausalLM"]),
-                "config.json has architectures ['LlamaForCausalLM'], but SGLang loads such a drafter as "
-                "['LlamaForCausalLMEagle']: write it with 'sfdd export --for sglang'.",
+                "config.json has architectures ['LlamaForCausalLM'], but SGLang loads what sfdd trains "
+                "as ['LlamaForCausalLMEagle']: if this is that, write it with 'sfdd export --for "
+                "sglang'.",
             ),
             (
                 "eagle3",
@@ -327,19 +384,76 @@ class TestSGLang:
 
 class TestTarget:
     def test_of_other_sizes(self, trained: Path, tmp_path: Path) -> None:
-        target = save_tiny_target(tmp_path / "t", num_hidden_layers=8, vocab_size=300)
+        target = save_tiny_target(
+            tmp_path / "t", num_hidden_layers=8, vocab_size=300, rope_parameters=ROPE
+        )
         assert check(trained / "eagle3", tmp_path / "in", target=target) == (
             "config.json has a vocab_size of 260, but the target one of 300: use the target that it was "
             "trained for.",
         )
         target = save_tiny_target(tmp_path / "u", num_hidden_layers=8, hidden_size=64)
-        assert check(trained / "eagle", tmp_path / "in2", target=target)[0] == (
+        assert (
             "config.json has a target_hidden_size of 32, but the target one of 64: use the target that "
             "it was trained for."
+        ) in check(trained / "eagle", tmp_path / "in2", target=target)
+
+    def test_of_other_rotary_positions_and_norms(self, trained: Path, tmp_path: Path) -> None:
+        scaled = {**ROPE, "rope_type": "linear", "factor": 4.0}
+        target = save_tiny_target(
+            tmp_path / "t", num_hidden_layers=8, rope_parameters=scaled, rms_norm_eps=1e-5
+        )
+        said = check(trained / "eagle3", tmp_path / "in", target=target)
+        assert [sentence.partition(", but")[0] for sentence in said] == [
+            "config.json has rope_type default",
+            "config.json has no factor",
+            "config.json has rms_norm_eps 1e-06",
+        ]
+        assert said[2] == (
+            "config.json has rms_norm_eps 1e-06, but the target 1e-05, by which sfdd trains its "
+            "drafters: use the target that it was trained for."
         )
 
-    def test_of_fewer_layers(self, trained: Path, tmp_path: Path, tiny_directory: Path) -> None:
-        assert check(trained / "eagle3", tmp_path / "in", target=tiny_directory) == (
+    @pytest.mark.parametrize(
+        ("damage", "what"),
+        [
+            (
+                put(rope_parameters={"rope_theta": 1e6}),
+                "rope_theta 1000000.0, but the target 500000.0",
+            ),
+            (drop("rope_parameters"), "rope_theta 10000, but the target 500000.0"),
+            (put(head_dim=16), "head_dim 16, but the target 8"),
+        ],
+    )
+    def test_that_rotates_otherwise(
+        self, damage: Damage, what: str, trained: Path, tmp_path: Path, deep_directory: Path
+    ) -> None:
+        said = check(trained / "eagle3", tmp_path / "in", target=deep_directory, config=damage)
+        assert [s for s in said if what in s and "by which sfdd trains its drafters" in s]
+
+    @pytest.mark.parametrize("name", TARGETS)
+    @pytest.mark.parametrize("method", ["eagle", "eagle3"])
+    def test_of_any_family(self, method: str, name: str, tmp_path: Path) -> None:
+        """Whatever sfdd trains is what its target asks for; vLLM just may not serve it."""
+        target = make_target(name)
+        new_drafter(method, target).save(tmp_path, Provenance({}))
+        reason = why_not_served(method, target.config.model_type)
+        said = list(findings(read_checkpoint(tmp_path), "vllm", _facts(target)))
+        assert said == ([reason] if reason else [])
+
+    def test_that_vllm_does_not_serve(
+        self, trained: Path, tmp_path: Path, deep_directory: Path, deep_target: TransformersTarget
+    ) -> None:
+        checkpoint = read_checkpoint(trained / "eagle3")
+        facts = _facts(deep_target)
+        assert facts is not None
+        gemma = replace(facts, model_type="gemma3_text")
+        (sentence,) = findings(checkpoint, "vllm", gemma)
+        assert sentence.startswith("vLLM 0.32 cannot serve eagle3 drafters for gemma3_text targets")
+        assert list(findings(read_checkpoint(trained / "eagle"), "vllm", gemma)) == []
+
+    def test_of_fewer_layers(self, trained: Path, tmp_path: Path) -> None:
+        target = save_tiny_target(tmp_path / "t", num_hidden_layers=2, rope_parameters=ROPE)
+        assert check(trained / "eagle3", tmp_path / "in", target=target) == (
             "config.json names aux layer 5, but the target has 2 layers.",
         )
 
