@@ -16,6 +16,8 @@ from training.helpers import assert_same_weights, conversation, equal, log_lines
 from sfdd.conversations.conversation import TokenizedConversation
 from sfdd.drafters.loading import load_drafter
 from sfdd.errors import ArtifactError, DrafterError
+from sfdd.export.checkpoint import read_checkpoint
+from sfdd.export.findings import findings
 from sfdd.progress import Progress
 from sfdd.targets.transformers_target import TransformersTarget
 from sfdd.training.config import TrainConfig
@@ -122,6 +124,7 @@ def test_two_checkpoints_are_kept_and_each_is_a_drafter(
         "provenance.json",
         "training_log.jsonl",
     ]
+    assert not list(findings(read_checkpoint(checkpoints / "step-4"), "vllm"))
 
 
 def test_as_many_checkpoints_are_kept_as_asked_for(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import byte_tokenizer, save_tiny_target, tiny_config
+from drafters.targets import make_target
 from helpers import openai, write_jsonl
 from safetensors.torch import load_file, save_file
 from training.helpers import conversation, equal, log_lines, trainer, weights
@@ -318,6 +319,14 @@ def test_gradients_are_clipped_and_the_betas_are_eagles(
     assert log_lines(config.run)[0]["gradient_norm"] > 0.5
     assert norm == pytest.approx(0.1 * 0.5, rel=1e-4)
     assert optimizer.defaults["betas"] == (0.9, 0.95)
+
+
+def test_a_target_that_vllm_does_not_serve_with_the_method_is_warned_of(
+    make_config: MakeConfig, conversations: Conversations, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(method="eagle3", ttt_steps=1, max_steps=1, held_out=0.0)
+    train_draft(config, make_target("mixtral"), conversations)
+    assert "vLLM 0.32 cannot serve eagle3 drafters for mixtral targets" in caplog.text
 
 
 def test_everything_cannot_be_held_out(
