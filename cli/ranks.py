@@ -12,7 +12,7 @@ from sfdd.errors import SfddError
 from sfdd.progress import ProgressCallback, silent
 
 # How long another process waits with an error that the first is likely to tell as well.
-_GRACE = 15.0  # seconds
+_GRACE = 60.0  # seconds; a busy machine takes its time to end a process
 
 
 def is_first() -> bool:
