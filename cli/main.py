@@ -53,7 +53,21 @@ class _Commands(TyperGroup):
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
 
 
-app = typer.Typer(
+class _App(typer.Typer):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*args, **options)
+        except SystemExit as end:
+            # vLLM's threads may still be in C++ when the interpreter ends under them, which aborts the
+            # process: all is done and written, and its exit code would say otherwise.
+            if "vllm" in sys.modules and isinstance(end.code, int | None):
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(end.code or 0)
+            raise
+
+
+app = _App(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
