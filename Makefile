@@ -47,7 +47,7 @@ $(VLLM_VENV)/installed: pyproject.toml constraints-vllm.txt
 	$(VLLM_BIN)/pip install --quiet --no-deps $(TARGET_WHEEL)
 	touch $@
 
-test-vllm: install-vllm  ## the same scores from inside vLLM, and what can go wrong there (8 minutes)
+test-vllm: install-vllm  ## the same scores from inside vLLM, and what can go wrong there (11 minutes)
 	$(VLLM_BIN)/pytest tests/targets/vllm tests/targets/test_transformers_target.py tests/targets/test_backend.py tests/export/test_serving.py
 
 lint: install  ## ruff: rules and format

@@ -15,7 +15,7 @@ from sfdd.artifacts import (
     distilled_files,
     read_parquet_provenance,
 )
-from sfdd.conversations.config import MAX_LENGTH, MaskConfig, mask_of
+from sfdd.conversations.config import MaskConfig, mask_of
 from sfdd.conversations.conversation import Skipped, SkipReason, TokenizedConversation
 from sfdd.conversations.pipeline import tokenize
 from sfdd.conversations.records import Source
@@ -48,7 +48,7 @@ def with_run_defaults(config: TrainConfig) -> TrainConfig:
         config,
         target=config.target or _default_target(run),
         data=config.data or _default_data(run),
-        max_length=config.max_length or scored.get("max_length") or MAX_LENGTH,
+        max_length=config.max_length or scored.get("max_length"),
         **mask_of(config, scored).identity(),
     )
 
